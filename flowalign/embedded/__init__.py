@@ -1,0 +1,1 @@
+"""The world that ships with the package: prompts, drawings, judges and a tiny SD3-class model."""
