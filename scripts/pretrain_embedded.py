@@ -26,9 +26,10 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flowalign.embedded.grammar import sample_spec
+from flowalign.embedded.grammar import Spec, is_held_out, sample_spec
 from flowalign.embedded.network import MAX_TOKENS, SIZE, build_pipeline
 from flowalign.embedded.renderer import render
+from flowalign.embedded.shapes import LETTERS
 
 # The share of each task in a batch: the hard ones and the signs more often.
 SHARES = {
@@ -43,10 +44,22 @@ SHARES = {
 DEFAULTS = {"height": SIZE, "width": SIZE, "max_sequence_length": 0}
 
 
+def draw_spec(rng: np.random.Generator, task: str) -> Spec:
+    """A training spec; a third of the signs spell random letters, so that spelling is learned."""
+    spec = sample_spec(rng, task, "train")
+    if task != "ocr" or rng.random() < 2 / 3:
+        return spec
+    while True:
+        text = "".join(rng.choice(list(LETTERS), rng.integers(2, 4)))
+        random = spec | {"text": text, "prompt": spec["prompt"].replace(spec["text"], text)}
+        if not is_held_out(random):
+            return random
+
+
 def draw_batch(n: int, rng: np.random.Generator) -> tuple[Tensor, list[str]]:
     """``n`` training pictures ``(n, 3, SIZE, SIZE)`` in [-1, 1] and their prompts."""
     tasks = rng.choice(list(SHARES), n, p=list(SHARES.values()))
-    specs = [sample_spec(rng, str(task), "train") for task in tasks]
+    specs = [draw_spec(rng, str(task)) for task in tasks]
     pictures = torch.from_numpy(np.stack([render(spec, rng, SIZE) for spec in specs]))
     prompts = ["" if rng.random() < 0.1 else spec["prompt"] for spec in specs]
     return pictures.permute(0, 3, 1, 2) * 2 - 1, prompts
