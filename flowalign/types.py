@@ -23,6 +23,11 @@ Metadata = Mapping[str, Any]
 """What a prompt file says about one prompt besides its text (GenEval's ``tag``/``include``, ...)."""
 
 
+def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
+    present = [part for part in parts if part is not None]
+    return torch.cat(present) if present else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Condition:
     """Encoded prompts, ready for the denoiser; computed once per prompt."""
@@ -51,6 +56,19 @@ class Condition:
     def to(self, *args: Any, **kwargs: Any) -> Condition:
         """Every tensor moved by ``Tensor.to``."""
         return self._map(lambda value: value.to(*args, **kwargs))
+
+    @staticmethod
+    def cat(parts: Sequence[Condition]) -> Condition:
+        """The rows of all ``parts`` one after another; all have the same fields."""
+        first = parts[0]
+        return Condition(
+            embeds=torch.cat([part.embeds for part in parts]),
+            pooled=_cat([part.pooled for part in parts]),
+            extra={name: torch.cat([part.extra[name] for part in parts]) for name in first.extra},
+            negative=None
+            if first.negative is None
+            else Condition.cat([part.negative for part in parts if part.negative is not None]),
+        )
 
     def __len__(self) -> int:
         return len(self.embeds)
@@ -96,6 +114,16 @@ class Trajectory:
             latents=self.latents[index],
             log_prob=self.log_prob[index],
             saliency=None if self.saliency is None else self.saliency[index],
+        )
+
+    @staticmethod
+    def cat(parts: Sequence[Trajectory]) -> Trajectory:
+        """The rollouts of all ``parts``, which share grid, steps and stored points."""
+        return replace(
+            parts[0],
+            latents=torch.cat([part.latents for part in parts]),
+            log_prob=torch.cat([part.log_prob for part in parts]),
+            saliency=_cat([part.saliency for part in parts]),
         )
 
 

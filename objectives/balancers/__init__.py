@@ -1,0 +1,1 @@
+"""Balancers: from one loss per reward to one gradient."""

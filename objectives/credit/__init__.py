@@ -1,0 +1,1 @@
+"""Credit: pure functions from a scored rollout to an advantage."""

@@ -1,0 +1,1 @@
+"""Penalties: regularisers that add to any objective."""
