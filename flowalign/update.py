@@ -1,0 +1,147 @@
+"""Optimizer updates on a scored rollout: replay in micro-batches, loss, backward, step."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass, field
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from flowalign.build import Parts
+from flowalign.config import Config
+from flowalign.distributed import any_process
+from flowalign.errors import FlowalignError, PreflightError
+from flowalign.models.base import PipelinePolicy
+from flowalign.replay import Minibatch, advantage_rows
+from flowalign.seeding import generator
+from flowalign.tracking import Metrics
+from flowalign.types import Advantage, Rollout
+
+_SHUFFLE = 2  # purpose of the random stream that orders the rows
+
+
+@dataclass(kw_only=True)
+class Updater:
+    """Owns the optimizer; ``run`` does all updates of one iteration."""
+
+    policy: PipelinePolicy
+    parts: Parts
+    config: Config
+    accelerator: Accelerator
+    optimizer: torch.optim.Optimizer
+    skipped: int = 0  # non-finite updates in a row
+    moved: bool = field(default=False, init=False)
+
+    def run(self, rollout: Rollout, advantage: Advantage, iteration: int, metrics: Metrics) -> None:
+        """All updates of an iteration.
+
+        Args:
+            rollout: this process' rollouts.
+            advantage: their mixed advantages ``(B, T or 1, K)``.
+            iteration: counted from 0.
+            metrics: receives the scalars.
+        """
+        order = torch.randperm(
+            len(rollout), generator=generator(self.config.seed, iteration, _SHUFFLE)
+        )
+        for rows in order.chunk(self.config.training.updates_per_iteration):
+            self._update(rollout, advantage, rows, iteration, metrics)
+
+    def _update(
+        self, rollout: Rollout, advantage: Advantage, rows: Tensor, iteration: int, metrics: Metrics
+    ) -> None:
+        steps = torch.tensor(rollout.trajectory.replayable)
+        pairs = torch.cartesian_prod(rows, steps)  # (rows x steps, 2)
+        total = len(pairs)  # the same on every process, whatever is dropped below
+        if not self.parts.penalties:  # without signal and penalty a transition has no gradient
+            signal = advantage_rows(advantage.cpu(), *pairs.unbind(1)).flatten(1).any(1)
+            if not any_process(self.accelerator, bool(signal.any())):
+                metrics.add({"skipped_updates": 0.0})
+                return
+            pairs = pairs[signal] if bool(signal.any()) else pairs[:1]
+        metrics.add({"trained_transitions": len(pairs) / total})
+        batches = pairs.split(self.config.training.batch_size)
+        for i, batch in enumerate(batches):
+            last = i == len(batches) - 1
+            wait = contextlib.nullcontext() if last else self.accelerator.no_sync(self.policy.denoiser)
+            with wait:
+                loss = self._loss(rollout, advantage, batch, metrics) * (len(batch) / total)
+                self.accelerator.backward(loss)
+        self._step(iteration, metrics)
+
+    def _loss(
+        self, rollout: Rollout, advantage: Advantage, pairs: Tensor, metrics: Metrics
+    ) -> Tensor:
+        rows, steps = pairs.unbind(1)
+        batch = Minibatch(
+            self.policy,
+            self.parts.sampler,
+            rollout,
+            rows,
+            steps,
+            advantage_rows(advantage.cpu(), rows, steps),
+            self.config.rollout.log_prob_reduction,
+        )
+        output = self.parts.objective.loss(batch)
+        loss = self.parts.balancer.total(output.losses)
+        scalars = {"loss": loss, **output.metrics}
+        penalty = output.penalty
+        for extra in self.parts.penalties:
+            value, numbers = extra(batch)
+            penalty = penalty + value
+            scalars |= numbers
+        metrics.add(scalars | {"penalty": penalty}, weight=len(pairs))
+        return loss + penalty
+
+    def _step(self, iteration: int, metrics: Metrics) -> None:
+        options = self.config.optimizer
+        warm = min(1.0, (iteration + 1) / (options.warmup_iterations + 1))
+        for group in self.optimizer.param_groups:
+            group["lr"] = options.learning_rate * warm
+        parameters = list(self.policy.named_trainable().values())
+        norm = self.accelerator.clip_grad_norm_(parameters, options.max_grad_norm)
+        finite = math.isfinite(float(norm)) if norm is not None else True
+        metrics.add({"lr": options.learning_rate * warm, "skipped_updates": float(not finite)})
+        if finite:
+            self.skipped = 0
+            before = None if self.moved else _fingerprint(parameters)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            metrics.add({"grad_norm": float(norm) if norm is not None else 0.0})
+            if before is not None:
+                check_moved(before, _fingerprint(parameters))
+                self.moved = True
+            return
+        self.optimizer.zero_grad()
+        self.skipped += 1
+        if self.skipped > self.config.training.max_skipped_updates:
+            raise FlowalignError(
+                f"{self.skipped} updates in a row had a non-finite gradient (iteration "
+                f"{iteration + 1}): the last checkpoint is intact; lower optimizer.learning_rate or "
+                "use training.mixed_precision=no"
+            )
+
+
+def _fingerprint(parameters: list[torch.nn.Parameter]) -> Tensor:
+    """One float64 number a tensor that any update changes; position-weighted, so that no swap hides."""
+    values = [
+        (p.detach().double().flatten() * torch.arange(1, p.numel() + 1, device=p.device)).sum()
+        for p in parameters
+    ]
+    return torch.stack(values).cpu()
+
+
+def check_moved(before: Tensor, after: Tensor) -> None:
+    """Refuse to go on if the first optimizer step changed no parameter.
+
+    Raises:
+        PreflightError: if no trainable tensor moved.
+    """
+    if bool((before == after).all()):
+        raise PreflightError(
+            "the first update moved no trainable parameter: the adapter or the optimizer is not bound "
+            "to the model; check model.train, model.lora.targets and optimizer.learning_rate"
+        )
