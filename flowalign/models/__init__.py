@@ -1,0 +1,1 @@
+"""Policies: one file per model family, all seen through one call, ``velocity``."""
