@@ -1,8 +1,8 @@
 """Judge a picture of the embedded world: which coloured shapes a careful viewer would see in it.
 
-A picture is unmixed against its ground into one colour and one coverage per pixel, cut into connected
-pieces, and every piece is compared with all six shapes, each fitted to it by position and size.
-A piece that no shape fits is still an object: it is returned with the label ``UNCLEAR``.
+A picture is unmixed against its ground into one colour and one coverage per pixel, cut into
+connected pieces, and every piece is compared with all six shapes, each fitted to it by position
+and size. A piece that no shape fits is still an object: it is returned with the label ``UNCLEAR``.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _detect(image: Array) -> list[Detection]:
 def unmix(image: Array) -> tuple[NDArray[np.int64], Array]:
     """Explain each pixel as ``(1 - a) ground + a color``.
 
-    The ground is the median of the border. Returns the index into ``COLORS`` that leaves the smallest
-    residual and its coverage ``a`` in [0, 1], both ``(H, W)``.
+    The ground is the median of the border. Returns the index into ``COLORS`` that leaves the
+    smallest residual and its coverage ``a`` in [0, 1], both ``(H, W)``.
     """
     border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
     ground = np.median(border, 0)
@@ -87,7 +87,7 @@ def unmix(image: Array) -> tuple[NDArray[np.int64], Array]:
     return color.reshape(image.shape[:2]), best.reshape(image.shape[:2])
 
 
-def _grow(window: tuple[slice, slice], size: int, by: int = 2) -> tuple[slice, slice]:
+def _grow(window: tuple[slice, ...], size: int, by: int = 2) -> tuple[slice, slice]:
     rows, cols = (slice(max(0, s.start - by), min(size, s.stop + by)) for s in window)
     return rows, cols
 
@@ -176,7 +176,10 @@ def _templates() -> _Templates:
         mean.append((px.mean(), py.mean()))
         spread.append((px.std(), py.std()))
     return _Templates(
-        distance, np.array(box, np.float32), np.array(mean, np.float32), np.array(spread, np.float32)
+        distance,
+        np.array(box, np.float32),
+        np.array(mean, np.float32),
+        np.array(spread, np.float32),
     )
 
 
