@@ -127,6 +127,22 @@ class PipelinePolicy:
             )
         set_peft_model_state_dict(self.module, saved, adapter_name=_ADAPTER)
 
+    def load_lora(self, folder: Path) -> None:
+        """Load an exported adapter for inference, as stock diffusers does.
+
+        Raises:
+            CheckpointError: if the folder holds no readable adapter.
+        """
+        _read_adapter(folder)
+        self.pipeline.load_lora_weights(folder)
+
+    def merge_lora(self) -> None:
+        """Fold the adapter into the weights; does nothing without one."""
+        if self.mode == "lora":
+            self.module.fuse_lora()  # type: ignore[operator]
+            self.module.unload_lora()  # type: ignore[operator]
+            self.mode = "none"
+
     def reference(self) -> AbstractContextManager[None]:
         """Within it the policy is the frozen start."""
         return self.snapshots.use("reference")

@@ -1,0 +1,65 @@
+"""The ``flowalign`` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import click
+import typer
+
+from flowalign.cli import bench, demo, inspect, run
+from flowalign.errors import FlowalignError
+
+app = typer.Typer(
+    name="flowalign",
+    help="Align diffusion and flow-matching generators with rewards.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (
+    demo.demo,
+    run.train,
+    bench.bench,
+    run.report,
+    inspect.explain,
+    inspect.list_,
+    inspect.doctor,
+    run.export,
+):
+    app.command(name=command.__name__.rstrip("_"))(command)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a verb; a mistake of the user is one sentence on stderr and exit code 1 (2 for usage)."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        app(args=arguments, standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        print("interrupted; `--resume` goes on from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
+    except FlowalignError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        _exit(1)
+
+
+def _exit(code: int) -> None:
+    """Leave; under a launcher at once, since other processes may be waiting in a collective."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        os._exit(code)
+    sys.exit(code)
