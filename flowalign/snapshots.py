@@ -1,4 +1,9 @@
-"""Named copies of the trainable parameters: ``reference``, ``old``, ``ema``."""
+"""Named copies of the trainable parameters, swapped in and always swapped back.
+
+One mechanism for the frozen ``reference``, the ``old`` policy of ratio and NFT objectives, and the
+``ema``. With LoRA only the adapter is copied, and a copy taken at its start (``B = 0``) is the base
+model.
+"""
 
 from __future__ import annotations
 
@@ -8,91 +13,138 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from flowalign.errors import FlowalignError, unknown
+
 
 class Snapshots:
-    """Copies of parameters that can stand in for them.
-
-    One mechanism for every frozen view of a policy. With a fresh LoRA the copy taken at the start is
-    the base model itself, since its second factor is zero.
-    """
+    """Named copies of ``parameters``, each in its parameter's shape and dtype."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """``parameters`` are the trainable ones, by stable name."""
+        """``parameters``: by stable name; the mapping's order is that of the copies."""
         self._parameters = dict(parameters)
-        self._copies: dict[str, dict[str, Tensor]] = {}
-        self._in_use: str | None = None
+        self._copies: dict[str, list[Tensor]] = {}
+        self._active: str | None = None
 
     @property
-    def names(self) -> list[str]:
-        """The snapshots taken so far."""
-        return sorted(self._copies)
+    def names(self) -> tuple[str, ...]:
+        """The snapshots that have been taken."""
+        return tuple(self._copies)
 
-    def take(self, name: str) -> None:
-        """Copy the parameters as they are now."""
-        self._outside("take")
-        self._copies[name] = {key: p.detach().clone() for key, p in self._parameters.items()}
+    def take(self, name: str, device: torch.device | str | None = None) -> None:
+        """Copy the parameters as they are now, replacing an older snapshot of that name.
+
+        Args:
+            name: anything without a slash.
+            device: where the copies live, such as ``"cpu"`` to save accelerator memory; default the
+                parameter's own. ``use`` moves them in and drops the moved ones afterwards.
+
+        Raises:
+            RuntimeError: inside ``use``, where the parameters are not the live ones.
+            ValueError: for a name with a slash.
+        """
+        self._refuse_inside_use(f"take({name!r})")
+        if "/" in name:
+            raise ValueError(f"a snapshot's name has no slash: {name!r}")
+        self._copies[name] = [
+            p.detach().to(device=device or p.device, copy=True) for p in self._parameters.values()
+        ]
 
     @torch.no_grad()
     def blend(self, name: str, decay: float) -> None:
-        """Exponential moving average: ``copy = decay * copy + (1 - decay) * parameter``."""
-        self._outside("blend")
-        copies = self._get(name)
-        for key, parameter in self._parameters.items():
-            copies[key].lerp_(parameter.detach(), 1 - decay)
+        """Exponential moving average, ``copy = decay * copy + (1 - decay) * parameter``.
+
+        Args:
+            name: a snapshot taken before.
+            decay: in [0, 1]; 0 copies the parameters, 1 changes nothing.
+
+        Raises:
+            FlowalignError: for a snapshot that was never taken.
+            RuntimeError: inside ``use``.
+            ValueError: for a decay outside [0, 1].
+        """
+        self._refuse_inside_use(f"blend({name!r})")
+        if not 0 <= decay <= 1:
+            raise ValueError(f"decay is in [0, 1], not {decay}")
+        for copy, parameter in zip(self._get(name), self._parameters.values(), strict=True):
+            copy.lerp_(parameter.to(copy.device), 1 - decay)
 
     @contextmanager
     def use(self, name: str) -> Iterator[None]:
-        """Within it the parameters hold the snapshot; they come back even if the body raises.
+        """Within the block the parameters hold the snapshot; the live values return in any case.
+
+        Only ``.data`` pointers are exchanged. A graph recorded outside must not be backpropagated
+        inside, nor one from inside afterwards: autograd would read the other weights. An update in
+        place inside the block would change the snapshot.
 
         Raises:
-            RuntimeError: if another snapshot is already in use.
-            KeyError: for an unknown name.
+            FlowalignError: for a snapshot that was never taken.
+            RuntimeError: if any snapshot is in use already.
         """
-        self._outside("use")
+        self._refuse_inside_use(f"use({name!r})")
         copies = self._get(name)
-        self._swap(copies)
-        self._in_use = name
+        parameters = list(self._parameters.values())
+        live = [p.data for p in parameters]
+        self._active = name
         try:
+            for parameter, copy in zip(parameters, copies, strict=True):
+                parameter.data = copy.to(parameter.device)
+            torch.clear_autocast_cache()  # it is keyed by the parameter, not by its data
             yield
         finally:
-            self._swap(copies)
-            self._in_use = None
-
-    def _swap(self, copies: dict[str, Tensor]) -> None:
-        for key, parameter in self._parameters.items():
-            parameter.data, copies[key] = copies[key], parameter.data
-
-    def _outside(self, action: str) -> None:
-        if self._in_use is not None:
-            raise RuntimeError(f"cannot {action} a snapshot while {self._in_use!r} is in use")
-
-    def _get(self, name: str) -> dict[str, Tensor]:
-        if name not in self._copies:
-            raise KeyError(f"no snapshot {name!r} was taken (there are: {self.names or 'none'})")
-        return self._copies[name]
+            for parameter, data in zip(parameters, live, strict=True):
+                parameter.data = data
+            torch.clear_autocast_cache()
+            self._active = None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All copies as ``snapshot/parameter`` -> tensor."""
-        self._outside("save")
+        """All copies as one flat dict ``name/parameter`` (not cloned), for a checkpoint."""
         return {
-            f"{name}/{key}": value
+            f"{name}/{parameter}": copy
             for name, copies in self._copies.items()
-            for key, value in copies.items()
+            for parameter, copy in zip(self._parameters, copies, strict=True)
         }
 
-    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore copies in place of all present ones.
+        """Replace all snapshots by those of ``state_dict``; a known name keeps its device.
 
         Raises:
-            KeyError: if a snapshot lacks a parameter.
+            RuntimeError: inside ``use``.
+            ValueError: if a snapshot has other parameters or shapes than this model.
         """
-        self._outside("load")
-        names = {key.split("/", 1)[0] for key in state}
-        self._copies = {
-            name: {
-                key: state[f"{name}/{key}"].to(parameter.device, copy=True)
-                for key, parameter in self._parameters.items()
-            }
-            for name in names
-        }
+        self._refuse_inside_use("load_state_dict")
+        names = dict.fromkeys(key.partition("/")[0] for key in state)
+        expected = {f"{name}/{parameter}" for name in names for parameter in self._parameters}
+        different = sorted(expected.symmetric_difference(state))
+        if different:
+            raise ValueError(
+                f"the snapshots are of another model: {different[0]} is on one side only"
+            )
+        loaded: dict[str, list[Tensor]] = {}
+        for name in names:
+            places = self._copies.get(name) or list(self._parameters.values())
+            loaded[name] = [
+                _like(state[f"{name}/{parameter}"], place, f"{name}/{parameter}")
+                for parameter, place in zip(self._parameters, places, strict=True)
+            ]
+        self._copies = loaded
+
+    def _get(self, name: str) -> list[Tensor]:
+        if name not in self._copies:
+            raise FlowalignError(unknown("snapshot", name, self.names))
+        return self._copies[name]
+
+    def _refuse_inside_use(self, action: str) -> None:
+        if self._active is not None:
+            raise RuntimeError(
+                f"{action} inside use({self._active!r}): the parameters are not the live ones there"
+            )
+
+
+def _like(value: Tensor, place: Tensor, name: str) -> Tensor:
+    """A copy of ``value`` with the device and dtype of ``place``."""
+    if value.shape != place.shape:
+        raise ValueError(
+            f"the snapshots are of another model: {name} is {tuple(value.shape)}, not "
+            f"{tuple(place.shape)}"
+        )
+    return value.detach().to(device=place.device, dtype=place.dtype, copy=True)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from diffusers import StableDiffusion3Pipeline
+from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
-from flowalign.errors import FlowalignError
+from flowalign.errors import ConfigError
 from flowalign.models.base import PipelinePolicy
 from flowalign.types import Condition
 
-_ENCODE_BATCH = 64
+_ENCODE_BATCH = 32  # prompts per forward of the text encoders
 
 
 class SD3Policy(PipelinePolicy):
@@ -29,7 +29,11 @@ class SD3Policy(PipelinePolicy):
         max_sequence_length: T5 tokens, as in the pipeline; without T5 the pipeline feeds this many
             zero tokens, and 0 feeds none.
         negative_prompt: what true CFG contrasts with.
-        shift: time shift in place of the scheduler's own.
+        shift: static time shift > 0 in place of the scheduler's own, dynamic or not.
+
+    Raises:
+        ConfigError: for a picture size the model cannot make, or another scheduler than flow-match
+            Euler, whose grid would not be the ODE's.
     """
 
     lora_targets: ClassVar[tuple[str, ...]] = (
@@ -54,33 +58,49 @@ class SD3Policy(PipelinePolicy):
         shift: float | None = None,
     ) -> None:
         super().__init__(pipeline)
+        self.scheduler: Any = self.pipeline.scheduler
+        kind = type(self.scheduler)
+        if not issubclass(kind, FlowMatchEulerDiscreteScheduler):
+            raise ConfigError(
+                f"the scheduler {kind.__name__} is not supported: save the pipeline with a "
+                "FlowMatchEulerDiscreteScheduler"
+            )
+        if shift is not None and shift <= 0:
+            raise ConfigError(f"shift is > 0 (1 = none), not {shift}")
+        if shift is not None:
+            options = {"shift": shift, "use_dynamic_shifting": False}
+            self.scheduler = kind.from_config(self.pipeline.scheduler.config, **options)
         self.height, self.width = height, width
         self.max_sequence_length, self.negative_prompt = max_sequence_length, negative_prompt
-        self.scheduler = copy.deepcopy(pipeline.scheduler)
-        if shift is not None:
-            self.scheduler.register_to_config(use_dynamic_shifting=False)
-            self.scheduler = type(self.scheduler).from_config(self.scheduler.config, shift=shift)
+        own = {"height": height, "width": width, "max_sequence_length": max_sequence_length}
+        self.defaults = {name: value for name, value in own.items() if value is not None}
+        self.latent_shape()  # refuses an impossible default size at once
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str]) -> Condition:
         """CLIP x 2 (and T5) embeddings by the pipeline's own ``encode_prompt``.
 
+        Args:
+            prompts: at least one.
+
         Raises:
             FlowalignError: after ``free_text_encoders``.
+            ValueError: without any prompt.
         """
-        if self.pipeline.text_encoder is None and self.pipeline.text_encoder_2 is None:
-            raise FlowalignError(
-                "the text encoders were freed; encode all prompts before free_text_encoders()"
-            )
-        parts = [
-            self._encode(list(prompts[i : i + _ENCODE_BATCH]))
-            for i in range(0, len(prompts), _ENCODE_BATCH)
-        ]
+        self._refuse_freed()
+        if not prompts:
+            raise ValueError("encode needs at least one prompt")
+        chunks = [prompts[i : i + _ENCODE_BATCH] for i in range(0, len(prompts), _ENCODE_BATCH)]
+        positive = Condition.cat([self._encode(list(chunk)) for chunk in chunks])
         negative = self._encode([self.negative_prompt])
-        index = torch.zeros(len(prompts), dtype=torch.long, device=self.device)
-        positive = Condition.cat(parts)
+        assert negative.pooled is not None
         return Condition(
-            embeds=positive.embeds, pooled=positive.pooled, negative=negative.select(index)
+            embeds=positive.embeds,
+            pooled=positive.pooled,
+            negative=Condition(  # one row in memory, seen once a prompt
+                embeds=negative.embeds.expand(len(prompts), -1, -1),
+                pooled=negative.pooled.expand(len(prompts), -1),
+            ),
         )
 
     def _encode(self, prompts: list[str]) -> Condition:
@@ -104,14 +124,20 @@ class SD3Policy(PipelinePolicy):
             t: time in [0, 1], ``()`` or ``(B,)``.
             condition: the encoded prompts of the ``B`` rows, required.
             guidance: the CFG scale ``g``; 1 runs the conditional branch alone.
+
+        Raises:
+            ValueError: without a condition, or for CFG without its negative.
         """
-        assert condition is not None and condition.pooled is not None
+        if condition is None or condition.pooled is None:
+            raise ValueError("this model needs a condition with pooled embeddings: use encode()")
         embeds, pooled = condition.embeds, condition.pooled
-        timestep = (1000 * torch.as_tensor(t, dtype=torch.float32)).to(x.device).expand(len(x))
+        steps = self.scheduler.config.num_train_timesteps
+        timestep = torch.as_tensor(t, dtype=torch.float32).to(x.device).expand(len(x)) * steps
         latents = x.to(self.dtype)
         if guidance != 1.0:
             negative = condition.negative
-            assert negative is not None and negative.pooled is not None
+            if negative is None or negative.pooled is None:
+                raise ValueError("guidance needs a condition with a negative: use encode()")
             embeds = torch.cat([negative.embeds, embeds])
             pooled = torch.cat([negative.pooled, pooled])
             latents, timestep = torch.cat([latents, latents]), torch.cat([timestep, timestep])
@@ -130,26 +156,52 @@ class SD3Policy(PipelinePolicy):
     def decode(self, latents: Tensor) -> Tensor:
         """Latents ``(B, C, H, W)`` to pictures ``(B, 3, H', W')`` in [0, 1]; differentiable."""
         vae = self.pipeline.vae
-        scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
+        scaled = latents / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
         decoded: Tensor = vae.decode(scaled.to(vae.dtype), return_dict=False)[0]
         return (decoded.float() / 2 + 0.5).clamp(0, 1)
 
+    def encode_images(self, media: Tensor) -> Tensor:
+        """Pictures ``(B, 3, H, W)`` in [0, 1] to fp32 latents, the mode of the VAE's posterior."""
+        vae = self.pipeline.vae
+        encoded = vae.encode((2 * media - 1).to(vae.dtype))
+        latents: Tensor = (
+            encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latents
+        )
+        scaled: Tensor = (latents.float() - (vae.config.shift_factor or 0.0)) * (
+            vae.config.scaling_factor
+        )
+        return scaled
+
     def latent_shape(self, height: int | None = None, width: int | None = None) -> tuple[int, ...]:
-        """``(C, H, W)`` for a picture size in pixels; the default is the model's own."""
-        factor = self.pipeline.vae_scale_factor
-        own = self.pipeline.default_sample_size * factor
-        height, width = height or self.height or own, width or self.width or own
-        return (self.module.config.in_channels, height // factor, width // factor)  # type: ignore[union-attr,return-value]
+        """``(C, H, W)`` for a size in pixels; the default is the policy's, then the model's own.
+
+        Raises:
+            ConfigError: for a size that is no multiple of a patch or beyond the model's positions.
+        """
+        config, factor = self.module.config, self.pipeline.vae_scale_factor
+        own = config.sample_size * factor
+        sides = (height or self.height or own, width or self.width or own)
+        unit = config.patch_size * factor
+        largest = config.pos_embed_max_size * unit
+        for side in sides:
+            if side % unit or not 0 < side <= largest:
+                near = min(max(round(side / unit), 1) * unit, largest)
+                raise ConfigError(
+                    f"{sides[0]} x {sides[1]} pixels do not fit this model: height and width are "
+                    f"multiples of {unit} up to {largest}; the nearest to {side} is {near}"
+                )
+        return (config.in_channels, sides[0] // factor, sides[1] // factor)
 
     def times(self, n: int, shape: Sequence[int]) -> Tensor:
         """The scheduler's own sigmas for ``n`` steps, ``(n + 1,)`` from noise to 0, on the CPU."""
-        scheduler = copy.deepcopy(self.scheduler)
+        scheduler = copy.deepcopy(self.scheduler)  # the pipeline's stays as it is
         options = {}
         config = scheduler.config
         if config.get("use_dynamic_shifting"):
-            patch = self.module.config.patch_size  # type: ignore[union-attr]
+            patch = self.module.config.patch_size
+            # the fallbacks are those of the pipeline's own call
             options["mu"] = calculate_shift(
-                (shape[-2] // patch) * (shape[-1] // patch),  # type: ignore[operator]
+                (shape[-2] // patch) * (shape[-1] // patch),
                 config.get("base_image_seq_len", 256),
                 config.get("max_image_seq_len", 4096),
                 config.get("base_shift", 0.5),
@@ -160,12 +212,22 @@ class SD3Policy(PipelinePolicy):
 
     def noise(
         self,
+        generator: torch.Generator | list[torch.Generator] | None,
         n: int,
-        generator: torch.Generator | list[torch.Generator] | None = None,
         height: int | None = None,
         width: int | None = None,
     ) -> Tensor:
-        """Initial noise ``(n, C, H, W)`` as the pipeline draws it from the same generator."""
+        """Initial noise ``(n, C, H, W)``, fp32: what the pipeline draws from the same generator.
+
+        Args:
+            generator: one, or one a row; None: the global random state, as the pipeline does.
+            n: number of latents.
+            height: pixels; default the policy's.
+            width: pixels.
+
+        Raises:
+            ValueError: if the generators are not as many as the rows.
+        """
         shape = (n, *self.latent_shape(height, width))
         drawn: Tensor = randn_tensor(
             shape, generator=generator, device=self.device, dtype=self.dtype
