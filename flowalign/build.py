@@ -61,7 +61,9 @@ def build_parts(config: Config) -> Parts:
     rewards = [REWARDS.build(reward.name, **reward.options) for reward in config.rewards]
     names = [reward.name for reward in rewards]
     if len(set(names)) < len(names):
-        raise ConfigError(f"rewards: {', '.join(names)} would be logged under one name; use each once")
+        raise ConfigError(
+            f"rewards: {', '.join(names)} would be logged under one name; use each once"
+        )
     check_metadata(rewards, prompts.prompts, prompts.metadata)
     parts = Parts(
         prompts=prompts,
@@ -79,15 +81,20 @@ def build_parts(config: Config) -> Parts:
         )
     missing = parts.needs - _PROVIDED
     if missing:
-        raise ConfigError(f"{config.objective.name} needs {', '.join(sorted(missing))}, which this "
-                          "version of the loop does not provide")
+        raise ConfigError(
+            f"{config.objective.name} needs {', '.join(sorted(missing))}, which this "
+            "version of the loop does not provide"
+        )
     return parts
 
 
 def _plugin(registry: Registry, plugin: Plugin, **given: object) -> Any:
     accepted = inspect.signature(registry.get(plugin.name)).parameters
-    return registry.build(plugin.name, **plugin.options,
-                          **{name: value for name, value in given.items() if name in accepted})
+    return registry.build(
+        plugin.name,
+        **plugin.options,
+        **{name: value for name, value in given.items() if name in accepted},
+    )
 
 
 def build_policy(config: Config, accelerator: Accelerator) -> PipelinePolicy:

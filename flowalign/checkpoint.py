@@ -109,7 +109,9 @@ def load_checkpoint(
                 parameter.copy_(saved[name])
         snapshots.load_state_dict(load_file(path / "snapshots.safetensors"))
         scalars = read_state(path)["optimizer"]
-        optimizer.load_state_dict(_join_optimizer(load_file(path / "optimizer.safetensors"), scalars))
+        optimizer.load_state_dict(
+            _join_optimizer(load_file(path / "optimizer.safetensors"), scalars)
+        )
         return load_file(path / f"rng-{rank:05d}.safetensors")
     except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise _corrupt(path, error) from error

@@ -38,7 +38,9 @@ class LoraConfig(Section):
 
     rank: int = Field(16, ge=1)
     alpha: float = Field(32.0, gt=0, description="scale = alpha / rank")
-    targets: list[str] | None = Field(None, description="module suffixes; null: the family's default")
+    targets: list[str] | None = Field(
+        None, description="module suffixes; null: the family's default"
+    )
     path: str | None = Field(None, description="folder of an existing adapter to go on training")
 
 
@@ -110,13 +112,17 @@ class TrainingConfig(Section):
 
     iterations: int = Field(100, ge=1, description="rollout + update rounds")
     updates_per_iteration: int = Field(1, ge=1, description="optimizer steps on each rollout")
-    batch_size: int = Field(64, ge=1, description="transitions per forward and backward, per process")
+    batch_size: int = Field(
+        64, ge=1, description="transitions per forward and backward, per process"
+    )
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     ema_decay: float | None = Field(0.9, ge=0, lt=1, description="per iteration; null: no EMA")
     preflight_bound: float | None = Field(
         None, gt=0, description="largest |log ratio| before the first update; null: by precision"
     )
-    max_skipped_updates: int = Field(3, ge=0, description="non-finite updates in a row before a stop")
+    max_skipped_updates: int = Field(
+        3, ge=0, description="non-finite updates in a row before a stop"
+    )
     max_invalid_fraction: float = Field(0.5, ge=0, le=1, description="failed rewards in one batch")
     threads: int | None = Field(None, ge=1, description="torch threads on a CPU; null: torch's own")
 

@@ -140,10 +140,14 @@ def _result(
         values, valid = reward(media, texts, metadata)
         if not bool(valid.all()):
             worst = texts[int((~valid).nonzero()[0])]
-            raise RewardError(f"the {name} score failed for the prompt {worst!r}; no result is written")
+            raise RewardError(
+                f"the {name} score failed for the prompt {worst!r}; no result is written"
+            )
         scores[name] = values
     headline = scores[bench.headline]
-    tasks = {tag: _task(headline, tags, tag, protocol["images_per_prompt"]) for tag in sorted(set(tags))}
+    tasks = {
+        tag: _task(headline, tags, tag, protocol["images_per_prompt"]) for tag in sorted(set(tags))
+    }
     metrics = {
         name: sum(float(v[_where(tags, tag)].mean()) for tag in tasks) / len(tasks)
         for name, v in scores.items()

@@ -26,7 +26,9 @@ def export_run(run: Path, out: Path | None = None, *, full: bool = False, ema: b
         CheckpointError: if the folder is no run or has no checkpoint.
     """
     if not (run / "config.yaml").is_file():
-        raise CheckpointError(f"{run} is no run folder (it has no config.yaml); give one of `train`")
+        raise CheckpointError(
+            f"{run} is no run folder (it has no config.yaml); give one of `train`"
+        )
     checkpoint = latest_checkpoint(run)
     if checkpoint is None:
         raise CheckpointError(f"{run} has no checkpoint yet; train it for longer first")

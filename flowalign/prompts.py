@@ -98,5 +98,7 @@ def load_prompts(config: PromptConfig) -> PromptSet:
     if config.source.startswith("embedded:"):
         return embedded_prompts(config.source, config.count, "train", config.seed, config.tasks)
     if config.tasks:
-        raise ConfigError("prompts.tasks selects tasks of an embedded world; it has no meaning for a file")
+        raise ConfigError(
+            "prompts.tasks selects tasks of an embedded world; it has no meaning for a file"
+        )
     return read_prompts(Path(config.source))

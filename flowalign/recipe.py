@@ -33,8 +33,10 @@ def find_recipe(name: str) -> Path:
     if path.suffix in (".yaml", ".yml"):
         if path.is_file():
             return path
-        raise ConfigError(f"the recipe file {name} does not exist; give a path or one of the shipped "
-                          f"recipes: {', '.join(recipe_names())}")
+        raise ConfigError(
+            f"the recipe file {name} does not exist; give a path or one of the shipped "
+            f"recipes: {', '.join(recipe_names())}"
+        )
     if name not in recipe_names():
         raise ConfigError(unknown("recipe", name, recipe_names()))
     return Path(str(resources.files(_RECIPES))) / f"{name}.yaml"
@@ -111,8 +113,11 @@ def _sentence(error: Any) -> str:
     name = ".".join(str(part) for part in location)
     if error["type"] == "extra_forbidden":
         section = _section(Config, location[:-1])
-        return unknown(f"key {'.'.join(map(str, location[:-1])) or 'at the top level'}".strip(),
-                       str(location[-1]), list(section.model_fields) if section else [])
+        return unknown(
+            f"key {'.'.join(map(str, location[:-1])) or 'at the top level'}".strip(),
+            str(location[-1]),
+            list(section.model_fields) if section else [],
+        )
     if error["type"] == "missing":
         return f"{name} is missing"
     shown = "" if isinstance(error["input"], dict | list) else f", got {error['input']!r}"

@@ -90,7 +90,9 @@ class Registry:
         if all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
             for option in options:
                 if option not in parameters:
-                    raise ConfigError(unknown(f"option of {self.kind} {name}", option, [*parameters]))
+                    raise ConfigError(
+                        unknown(f"option of {self.kind} {name}", option, [*parameters])
+                    )
         try:
             return factory(**options)
         except (TypeError, ValueError) as error:

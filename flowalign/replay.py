@@ -8,9 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flowalign.errors import PreflightError
 from flowalign.gaussian import Gaussian, reduce
-from flowalign.types import Advantage, Condition, Policy, Rollout, Sampler, Trainable
+from flowalign.types import Advantage, Condition, Rollout, Sampler, Trainable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,9 @@ class Minibatch:
         kernel = self.sampler.kernel(
             self.policy, self.x, self.t, self.s, self.condition, guidance=self.guidance
         )
-        return Transition(kernel=kernel, log_prob=reduce(kernel.log_prob(self.x_next), self.reduction))
+        return Transition(
+            kernel=kernel, log_prob=reduce(kernel.log_prob(self.x_next), self.reduction)
+        )
 
     @cached_property
     def transition(self) -> Transition:
@@ -83,51 +84,6 @@ class Minibatch:
         """Under the frozen reference, without grad."""
         with torch.no_grad(), self.policy.reference():
             return self._replay()
-
-
-def replayed_log_ratio(
-    policy: Policy, sampler: Sampler, rollout: Rollout, batch_size: int, reduction: str = "mean"
-) -> Tensor:
-    """``log p_now - log p_rollout`` of every stored transition, ``(B, W)`` for the W replayable steps."""
-    steps = rollout.trajectory.replayable
-    columns = []
-    for step in steps:
-        chunks = []
-        for rows in torch.arange(len(rollout)).split(batch_size):
-            advantage = torch.zeros(len(rows), 1)
-            where = torch.full_like(rows, step)
-            batch = Minibatch(policy, sampler, rollout, rows, where, advantage, reduction)  # type: ignore[arg-type]
-            with torch.no_grad():
-                chunks.append(batch.transition.log_prob - batch.old_log_prob)
-        columns.append(torch.cat(chunks))
-    return torch.stack(columns, 1)
-
-
-def check_ratio(log_ratio: Tensor, steps: tuple[int, ...], bound: float) -> float:
-    """Refuse to train unless replay reproduces the rollout: ``|log ratio| <= bound`` everywhere.
-
-    Args:
-        log_ratio: ``(B, W)`` of ``replayed_log_ratio``.
-        steps: the grid steps of its columns.
-        bound: largest allowed absolute difference of the reduced log-probs.
-
-    Returns:
-        The largest absolute difference.
-
-    Raises:
-        PreflightError: naming the step and the largest difference.
-    """
-    worst = log_ratio.abs().amax(0)  # (W,)
-    column = int(worst.nan_to_num(nan=torch.inf).argmax())
-    largest = float(worst[column])
-    if not largest <= bound:
-        raise PreflightError(
-            f"replaying step {steps[column]} gives another log-prob than the rollout (largest "
-            f"difference {largest:.3g}, allowed {bound:.3g}): the gradient would be wrong from the "
-            "first update; use one precision and attention backend for rollout and replay, or raise "
-            "training.preflight_bound if this is the rounding you accept"
-        )
-    return largest
 
 
 def advantage_rows(advantage: Advantage, rows: Tensor, steps: Tensor) -> Tensor:

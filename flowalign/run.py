@@ -64,7 +64,9 @@ def write_atomic(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def open_run(root: Path, config: Config, resume: bool, overwrite: bool) -> tuple[RunFolder, Path | None]:
+def open_run(
+    root: Path, config: Config, resume: bool, overwrite: bool
+) -> tuple[RunFolder, Path | None]:
     """Make or reopen a run folder; returns it and the checkpoint to go on from.
 
     Raises:

@@ -34,7 +34,7 @@ from flowalign.errors import CheckpointError
 from flowalign.evaluation import EvalResult, evaluate
 from flowalign.geometry import geometry, step_selection
 from flowalign.objectives.credit.group import group_statistics
-from flowalign.replay import check_ratio, replayed_log_ratio
+from flowalign.preflight import check_in_sync, check_ratio, replayed_log_ratio
 from flowalign.rollout import PromptEncoder, RolloutPlan, collect
 from flowalign.run import RunFolder, open_run, write_atomic
 from flowalign.tracking import Metrics, append_metrics, truncate_metrics
@@ -240,8 +240,10 @@ class Trainer:
                     result = self._measure(step)
                 write_atomic(path, result.to_json())
             if result:
-                self.say(f"{result.benchmark} after {step} iterations: {result.score:.3f} "
-                         f"± {result.stderr:.3f} ({options.prompts} held-out prompts)")
+                self.say(
+                    f"{result.benchmark} after {step} iterations: {result.score:.3f} "
+                    f"± {result.stderr:.3f} ({options.prompts} held-out prompts)"
+                )
         self.accelerator.wait_for_everyone()
         return result
 
@@ -281,6 +283,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _save(self) -> None:
+        check_in_sync(self.accelerator, self.policy.named_trainable().values())
         rng = gather_rng(self.accelerator)
         if self.accelerator.is_main_process:
             save_checkpoint(

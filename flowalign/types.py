@@ -91,7 +91,9 @@ class Trajectory:
     def at(self, point: int) -> Tensor:
         """``x`` at ``times[point]``, ``(B, *S)``. Raises ``KeyError`` if it was not stored."""
         if point not in self.points:
-            raise KeyError(f"the latent at grid point {point} was not stored (stored: {self.points})")
+            raise KeyError(
+                f"the latent at grid point {point} was not stored (stored: {self.points})"
+            )
         return self.latents[:, self.points.index(point)]
 
     @property
@@ -103,9 +105,7 @@ class Trajectory:
     def replayable(self) -> tuple[int, ...]:
         """The stochastic steps whose two ends are stored: what a trajectory objective trains on."""
         drawn = self.stochastic.tolist()
-        return tuple(
-            i for i in self.points if i + 1 in self.points and i < len(drawn) and drawn[i]
-        )
+        return tuple(i for i in self.points if i + 1 in self.points and i < len(drawn) and drawn[i])
 
     def select(self, index: Tensor | slice) -> Trajectory:
         """The rollouts ``index``."""
@@ -242,7 +242,14 @@ class Sampler(Protocol):
     """One transition of a generator as a Gaussian; drawing and scoring happen elsewhere, once."""
 
     def kernel(
-        self, policy: Policy, x: Tensor, t: Tensor, s: Tensor, condition: Condition | None, **kw: Any
+        self,
+        policy: Policy,
+        x: Tensor,
+        t: Tensor,
+        s: Tensor,
+        condition: Condition | None,
+        *,
+        guidance: float = 1.0,
     ) -> Gaussian:
         """``p(x_s | x_t)`` for ``s < t``."""
         ...

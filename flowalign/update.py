@@ -13,8 +13,9 @@ from torch import Tensor
 from flowalign.build import Parts
 from flowalign.config import Config
 from flowalign.distributed import any_process
-from flowalign.errors import FlowalignError, PreflightError
+from flowalign.errors import FlowalignError
 from flowalign.models.base import PipelinePolicy
+from flowalign.preflight import check_moved, fingerprint
 from flowalign.replay import Minibatch, advantage_rows
 from flowalign.seeding import generator
 from flowalign.tracking import Metrics
@@ -66,7 +67,9 @@ class Updater:
         batches = pairs.split(self.config.training.batch_size)
         for i, batch in enumerate(batches):
             last = i == len(batches) - 1
-            wait = contextlib.nullcontext() if last else self.accelerator.no_sync(self.policy.denoiser)
+            wait = (
+                contextlib.nullcontext() if last else self.accelerator.no_sync(self.policy.denoiser)
+            )
             with wait:
                 loss = self._loss(rollout, advantage, batch, metrics) * (len(batch) / total)
                 self.accelerator.backward(loss)
@@ -107,12 +110,12 @@ class Updater:
         metrics.add({"lr": options.learning_rate * warm, "skipped_updates": float(not finite)})
         if finite:
             self.skipped = 0
-            before = None if self.moved else _fingerprint(parameters)
+            before = None if self.moved else fingerprint(parameters)
             self.optimizer.step()
             self.optimizer.zero_grad()
             metrics.add({"grad_norm": float(norm) if norm is not None else 0.0})
             if before is not None:
-                check_moved(before, _fingerprint(parameters))
+                check_moved(before, fingerprint(parameters))
                 self.moved = True
             return
         self.optimizer.zero_grad()
@@ -123,25 +126,3 @@ class Updater:
                 f"{iteration + 1}): the last checkpoint is intact; lower optimizer.learning_rate or "
                 "use training.mixed_precision=no"
             )
-
-
-def _fingerprint(parameters: list[torch.nn.Parameter]) -> Tensor:
-    """One float64 number a tensor that any update changes; position-weighted, so that no swap hides."""
-    values = [
-        (p.detach().double().flatten() * torch.arange(1, p.numel() + 1, device=p.device)).sum()
-        for p in parameters
-    ]
-    return torch.stack(values).cpu()
-
-
-def check_moved(before: Tensor, after: Tensor) -> None:
-    """Refuse to go on if the first optimizer step changed no parameter.
-
-    Raises:
-        PreflightError: if no trainable tensor moved.
-    """
-    if bool((before == after).all()):
-        raise PreflightError(
-            "the first update moved no trainable parameter: the adapter or the optimizer is not bound "
-            "to the model; check model.train, model.lora.targets and optimizer.learning_rate"
-        )

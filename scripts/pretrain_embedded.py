@@ -103,7 +103,9 @@ def learning_rate(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / 150) * decay
 
 
-def save(pipeline: StableDiffusion3Pipeline, ema: Denoiser, out: Path, facts: dict[str, Any]) -> None:
+def save(
+    pipeline: StableDiffusion3Pipeline, ema: Denoiser, out: Path, facts: dict[str, Any]
+) -> None:
     """Write the EMA weights as a pipeline folder: the transformer in fp16, the small parts in fp32."""
     parts = {"text_encoder": ema.text[0], "text_encoder_2": ema.text[1]}
     for name, part in parts.items():
@@ -145,11 +147,16 @@ def train(args: argparse.Namespace) -> None:
             torch._foreach_lerp_(*pairs, 1 - decay)
         losses.append(loss.item())
         if not math.isfinite(losses[-1]):
-            raise SystemExit(f"the loss became {losses[-1]} at step {step}; lower the learning rate")
+            raise SystemExit(
+                f"the loss became {losses[-1]} at step {step}; lower the learning rate"
+            )
         if (step + 1) % 100 == 0:
             seconds = time.time() - start
             mean, pace = np.mean(losses[-100:]), seconds / (step + 1)
-            print(f"step {step + 1}/{args.steps} loss {mean:.4f} {seconds:.0f} s {pace:.3f} s/step", flush=True)
+            print(
+                f"step {step + 1}/{args.steps} loss {mean:.4f} {seconds:.0f} s {pace:.3f} s/step",
+                flush=True,
+            )
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             facts = {"steps": step + 1, "seed": args.seed, "batch_size": args.batch_size}
             final = step + 1 == args.steps
@@ -163,7 +170,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the saved pipeline")
-    parser.add_argument("--steps", type=int, default=7000, help="optimizer steps (default %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=7000, help="optimizer steps (default %(default)s)"
+    )
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)

@@ -20,7 +20,9 @@ class Name(str, Enum):
 
 def bench(
     benchmark: Annotated[Name, typer.Argument(help="What to measure.")],
-    model: Annotated[str, typer.Option(help="embedded, a diffusers folder or a hub id.")] = "embedded",
+    model: Annotated[
+        str, typer.Option(help="embedded, a diffusers folder or a hub id.")
+    ] = "embedded",
     lora: Annotated[Path | None, typer.Option(help="Folder of an exported LoRA.")] = None,
     detector: Annotated[str, typer.Option(help="The judge's eye.")] = "embedded",
     prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts.")] = 204,
@@ -29,7 +31,9 @@ def bench(
     guidance: Annotated[float, typer.Option(min=0, help="True CFG scale; 1 = off.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of prompts and noise.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures per forward.")] = 64,
-    out: Annotated[Path | None, typer.Option(help="Folder for the result and its pictures.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the result and its pictures.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure a model on a benchmark's held-out prompts.
@@ -57,7 +61,9 @@ def bench(
         progress=tracked(benchmark.value),
     )
     for task, numbers in result.tasks.items():
-        say(f"{task:15s} {numbers['score']:.3f} ± {numbers['stderr']:.3f}  ({numbers['n']} pictures)")
+        say(
+            f"{task:15s} {numbers['score']:.3f} ± {numbers['stderr']:.3f}  ({numbers['n']} pictures)"
+        )
     others = ", ".join(f"{name} {value:.3f}" for name, value in result.metrics.items())
     say(f"{benchmark.value} ({result.judge}) {result.score:.3f} ± {result.stderr:.3f}  [{others}]")
     if out:

@@ -12,9 +12,9 @@ from flowalign.cli.run import train_recipe
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Run folder; an earlier demo there is replaced.")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Run folder; an earlier demo there is replaced.")
+    ] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
     json: Json = False,
 ) -> None:

@@ -109,7 +109,9 @@ def doctor(
         except PackageNotFoundError:
             checks.append((package, False, "not installed"))
     gpus = torch.cuda.device_count()
-    checks.append(("device", True, f"{gpus} GPU(s)" if gpus else f"CPU, {torch.get_num_threads()} threads"))
+    checks.append(
+        ("device", True, f"{gpus} GPU(s)" if gpus else f"CPU, {torch.get_num_threads()} threads")
+    )
     for package, extra in (("rapidocr", "ocr"), ("tensorboard", "tensorboard")):
         found = importlib.util.find_spec(package) is not None
         note = "available" if found else f"missing: pip install 'flowalign-toolkit[{extra}]'"

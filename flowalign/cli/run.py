@@ -10,14 +10,18 @@ import typer
 from flowalign.cli.common import Json, Out, Overrides, bar, emit, say
 from flowalign.errors import ConfigError
 
-Recipe = Annotated[str, typer.Argument(help="A shipped recipe (`flowalign list recipes`) or a file.")]
+Recipe = Annotated[
+    str, typer.Argument(help="A shipped recipe (`flowalign list recipes`) or a file.")
+]
 
 
 def train(
     recipe: Recipe,
     overrides: Overrides = None,
     out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete an earlier run.")] = False,
     cpu: Annotated[bool, typer.Option("--cpu", help="Ignore GPUs.")] = False,
     json: Json = False,
@@ -104,7 +108,9 @@ def export(
     full: Annotated[
         bool, typer.Option("--full", help="Write the whole pipeline, not only the LoRA.")
     ] = False,
-    ema: Annotated[bool, typer.Option("--ema/--no-ema", help="Export the averaged weights.")] = True,
+    ema: Annotated[
+        bool, typer.Option("--ema/--no-ema", help="Export the averaged weights.")
+    ] = True,
     json: Json = False,
 ) -> None:
     """Export a run's last checkpoint for stock diffusers.

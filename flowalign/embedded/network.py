@@ -73,7 +73,9 @@ def build_text_encoder(tokenizer: CLIPTokenizer, width: int = 64) -> CLIPTextMod
     return CLIPTextModelWithProjection(config)
 
 
-def build_transformer(text_width: int = 128, width: int = 128, layers: int = 6) -> SD3Transformer2DModel:
+def build_transformer(
+    text_width: int = 128, width: int = 128, layers: int = 6
+) -> SD3Transformer2DModel:
     """The MM-DiT, started as DiT is: every block an identity and the output zero."""
     model = SD3Transformer2DModel(
         sample_size=SIZE,
