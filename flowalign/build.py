@@ -1,4 +1,4 @@
-"""From a recipe to live parts. Everything cheap is built first, so that mistakes cost no weights."""
+"""From a recipe to live parts; what is cheap comes first, so that mistakes cost no weights."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def build_parts(config: Config) -> Parts:
     """Build prompts, sampler, rewards and the objective's parts.
 
     Raises:
-        ConfigError: for an unknown name or option, a prompt that a reward cannot judge, or a need that
+        ConfigError: for an unknown name or option, a prompt that a reward cannot judge, or a need
+            that
             the loop does not provide.
     """
     prompts = load_prompts(config.prompts)

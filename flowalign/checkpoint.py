@@ -119,8 +119,8 @@ def load_checkpoint(
 
 def _corrupt(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"the checkpoint {path} cannot be read ({' '.join(str(error).split())}): delete this folder "
-        "to resume from the one before it, or start again with --overwrite"
+        f"the checkpoint {path} cannot be read ({' '.join(str(error).split())}): delete this "
+        "folder to resume from the one before it, or start again with --overwrite"
     )
 
 

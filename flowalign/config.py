@@ -1,7 +1,7 @@
 """The recipe: a strict, typed description of one run.
 
-Every key has a default, a unit and a range; an unknown key, a wrong type or an impossible geometry is
-refused before any weight is loaded. Recipes are YAML; ``section.key=value`` overrides them.
+Every key has a default, a unit and a range; an unknown key, a wrong type or an impossible geometry
+is refused before any weight is loaded. Recipes are YAML; ``section.key=value`` overrides them.
 """
 
 from __future__ import annotations

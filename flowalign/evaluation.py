@@ -1,4 +1,4 @@
-"""Measure a policy on a benchmark: fixed prompts, fixed seeds, one protocol written into the result."""
+"""Measure a policy on a benchmark: fixed prompts and seeds, the protocol in the result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Progress = Callable[[Iterable[int]], Iterable[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class EvalResult:
-    """A score with everything that is needed to repeat it; ``to_json`` is the ``eval/*.json`` file."""
+    """A score with all that is needed to repeat it; ``to_json`` is the ``eval/*.json`` file."""
 
     step: int
     benchmark: str
@@ -64,8 +64,8 @@ def evaluate(
 ) -> EvalResult:
     """Generate with the ODE sampler and score.
 
-    Picture ``j`` of prompt ``i`` starts from noise keyed by ``(seed, i, j)``: the same for every model,
-    batch size and machine.
+    Picture ``j`` of prompt ``i`` starts from noise keyed by ``(seed, i, j)``: the same for every
+    model, batch size and machine.
 
     Args:
         policy: the model under test.

@@ -1,4 +1,4 @@
-"""The isotropic Gaussian that every stochastic sampler is: drawing, density and divergence, once."""
+"""The isotropic Gaussian that every stochastic sampler is: drawing, density, divergence."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Gaussian:
         """Elementwise ``log N(x; mean, std^2)``, ``(B, *S)``; ``x`` is a constant for autograd.
 
         Raises:
-            ValueError: for a point mass (known without a device sync only if ``std`` is on the CPU).
+            ValueError: for a point mass (known without a device sync only if ``std`` is on the
+                CPU).
         """
         if self.std.device.type == "cpu" and bool((self.std == 0).any()):
             raise ValueError("a deterministic transition (std = 0) has no log-prob")
@@ -53,7 +54,7 @@ class Gaussian:
         return -0.5 * z.square() - self.std.log() - _HALF_LOG_2PI
 
     def kl(self, other: Gaussian) -> Tensor:
-        """Elementwise ``KL(self || other)``, ``(B, *S)``; with equal stds ``(dmean)^2 / 2 std^2``."""
+        """Elementwise ``KL(self || other)``, ``(B, *S)``; at equal stds ``(dmean)^2 / 2 std^2``."""
         ratio = self.std / other.std
         shift = (self.mean - other.mean) / other.std
         return 0.5 * (ratio.square() + shift.square() - 1) - ratio.log()

@@ -1,4 +1,4 @@
-"""Groups, batches and gradient steps of a recipe, derived and checked before any weight is loaded."""
+"""Groups, batches and gradient steps of a recipe, checked before any weight is loaded."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def geometry(config: Config, processes: int = 1) -> Geometry:
         unit = parts // math.gcd(parts, rollout.group_size)
         nearest = max(1, round(rollout.prompts_per_iteration / unit)) * unit
         raise ConfigError(
-            f"{rollout.prompts_per_iteration} prompts x group_size {rollout.group_size} = {n} rollouts "
-            f"do not divide over {processes} process(es) x {training.updates_per_iteration} update(s): "
-            f"set rollout.prompts_per_iteration to {nearest}, or change group_size or "
+            f"{rollout.prompts_per_iteration} prompts x group_size {rollout.group_size} = {n} "
+            f"rollouts do not divide over {processes} process(es) x "
+            f"{training.updates_per_iteration} update(s): set rollout.prompts_per_iteration to {nearest}, or change group_size or "
             "training.updates_per_iteration"
         )
     try:

@@ -17,7 +17,7 @@ from flowalign.types import Rollout, Sampler, Trainable
 def replayed_log_ratio(
     policy: Trainable, sampler: Sampler, rollout: Rollout, batch_size: int, reduction: str = "mean"
 ) -> Tensor:
-    """``log p_now - log p_rollout`` of every stored transition, ``(B, W)`` for the W replayable steps."""
+    """``log p_now - log p_rollout`` of all stored transitions, ``(B, W)``, W replayable steps."""
     steps = rollout.trajectory.replayable
     columns = []
     for step in steps:
@@ -53,14 +53,14 @@ def check_ratio(log_ratio: Tensor, steps: tuple[int, ...], bound: float) -> floa
         raise PreflightError(
             f"replaying step {steps[column]} gives another log-prob than the rollout (largest "
             f"difference {largest:.3g}, allowed {bound:.3g}): the gradient would be wrong from the "
-            "first update; use one precision and attention backend for rollout and replay, or raise "
-            "training.preflight_bound if this is the rounding you accept"
+            "first update; use one precision and attention backend for rollout and replay, or "
+            "raise training.preflight_bound if this is the rounding you accept"
         )
     return largest
 
 
 def fingerprint(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """One float64 number a tensor that any update changes; position-weighted, so that no swap hides."""
+    """One float64 number a tensor that any update changes: a position-weighted sum."""
     values = [
         (p.detach().double().flatten() * torch.arange(1, p.numel() + 1, device=p.device)).sum()
         for p in parameters
@@ -76,8 +76,8 @@ def check_moved(before: Tensor, after: Tensor) -> None:
     """
     if bool((before == after).all()):
         raise PreflightError(
-            "the first update moved no trainable parameter: the adapter or the optimizer is not bound "
-            "to the model; check model.train, model.lora.targets and optimizer.learning_rate"
+            "the first update moved no trainable parameter: the adapter or the optimizer is not "
+            "bound to the model; check model.train, model.lora.targets and optimizer.learning_rate"
         )
 
 
@@ -91,6 +91,6 @@ def check_in_sync(accelerator: Accelerator, parameters: Iterable[nn.Parameter]) 
     differ = [rank for rank, row in enumerate(prints) if not torch.equal(row, prints[0])]
     if differ:
         raise PreflightError(
-            f"the weights of process(es) {', '.join(map(str, differ))} differ from process 0: gradients "
-            "are not reduced over all processes; start all of them by `accelerate launch`"
+            f"the weights of process(es) {', '.join(map(str, differ))} differ from process 0: "
+            "gradients are not reduced over all processes; start all of them by `accelerate launch`"
         )

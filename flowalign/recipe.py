@@ -46,7 +46,8 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a recipe and apply ``section.key=value`` overrides (values are YAML).
 
     Raises:
-        ConfigError: for a missing file, bad YAML, an unknown key (with the nearest name), a wrong type
+        ConfigError: for a missing file, bad YAML, an unknown key (with the nearest name), a wrong
+            type
             or a value out of range.
     """
     path = find_recipe(str(recipe))

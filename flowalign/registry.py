@@ -59,7 +59,7 @@ class Registry:
         """The class of a name or of ``module:attr``.
 
         Raises:
-            ConfigError: for an unknown name (with the nearest one) or a plug-in that does not import.
+            ConfigError: for an unknown name (with the nearest one) or a failing import.
         """
         name = self._aliases.get(name, name)
         if name in self._entries:

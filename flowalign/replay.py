@@ -23,8 +23,8 @@ class Transition:
 class Minibatch:
     """``N`` stored transitions, steps freely mixed, with lazily computed forwards.
 
-    ``transition`` (current weights, with grad) and ``reference`` (frozen, without) are computed when
-    first asked for and then shared by the objective, the penalties and the metrics.
+    ``transition`` (current weights, with grad) and ``reference`` (frozen, without) are computed
+    when first asked for and then shared by the objective, the penalties and the metrics.
     """
 
     def __init__(

@@ -71,15 +71,16 @@ def open_run(
 
     Raises:
         ConfigError: if the folder holds a run and neither flag is given, or cannot be written.
-        CheckpointError: if the run to resume was made by another recipe or its checkpoint is damaged.
+        CheckpointError: if the run to resume was made by another recipe or its checkpoint is
+            damaged.
     """
     run = RunFolder(root=root)
     checkpoint = None
     if run.config.is_file() and not overwrite:
         if not resume:
             raise ConfigError(
-                f"{root} already holds a run: add --resume to go on, --overwrite to start again, or "
-                "--out for another folder"
+                f"{root} already holds a run: add --resume to go on, --overwrite to start again, "
+                "or --out for another folder"
             )
         _check_same(load_config(run.config), config, root)
         checkpoint = latest_checkpoint(root)
@@ -104,8 +105,8 @@ def _check_same(old: Config, new: Config, root: Path) -> None:
         free = any(key == name or key.startswith(f"{name}.") for name in _FREE)
         if not free and before.get(key) != after.get(key):
             raise CheckpointError(
-                f"{root} was trained with {key}={before.get(key)!r}, not {after.get(key)!r}: resume "
-                "with the same recipe, or give --out another folder"
+                f"{root} was trained with {key}={before.get(key)!r}, not {after.get(key)!r}: "
+                "resume with the same recipe, or give --out another folder"
             )
 
 

@@ -2,9 +2,9 @@
 
 ``prompts -> Condition -> Trajectory -> media -> Rewards -> Rollout -> Advantage -> LossOutput``
 
-Letters in shape comments: ``B`` rollouts, ``G`` rollouts per prompt, ``T`` steps, ``P`` stored grid points,
-``K`` rewards, ``L`` text tokens, ``S`` the latent shape of one sample.
-All records are frozen and keyword-only; tensors in them are never modified in place.
+Letters in shape comments: ``B`` rollouts, ``G`` rollouts per prompt, ``T`` steps, ``P`` stored grid
+points, ``K`` rewards, ``L`` text tokens, ``S`` the latent shape of one sample. All records are
+frozen and keyword-only; tensors in them are never modified in place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from flowalign.gaussian import Gaussian
 
 Metadata = Mapping[str, Any]
-"""What a prompt file says about one prompt besides its text (GenEval's ``tag``/``include``, ...)."""
+"""What a prompt file says about a prompt besides its text (GenEval's ``tag``, ``include``)."""
 
 
 def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -183,7 +183,7 @@ Advantage = Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class LossOutput:
-    """What an objective returns: one loss per reward, a penalty outside the balancer, and numbers."""
+    """What an objective returns: a loss per reward, a penalty outside the balancer, numbers."""
 
     losses: Tensor  # (K,) with grad
     penalty: Tensor  # () with grad
@@ -201,7 +201,7 @@ class Policy(Protocol):
     def velocity(
         self, x: Tensor, t: Tensor, condition: Condition | None, guidance: float = 1.0
     ) -> Tensor:
-        """``v(x_t, t) = E[noise - data | x_t]``, shape of ``x``; ``t`` is ``()`` or ``(B,)`` in [0, 1]."""
+        """``v = E[noise - data | x_t]``, shape of ``x``; ``t`` is ``()`` or ``(B,)`` in [0, 1]."""
         ...
 
     def decode(self, latents: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ class Policy(Protocol):
         ...
 
     def times(self, n: int, shape: Sequence[int]) -> Tensor:
-        """The model's own grid of ``n`` steps, ``(n + 1,)`` from 1 to 0, for one latent of ``shape``."""
+        """The model's grid of ``n`` steps for a latent of ``shape``: ``(n + 1,)`` from 1 to 0."""
         ...
 
 

@@ -123,6 +123,6 @@ class Updater:
         if self.skipped > self.config.training.max_skipped_updates:
             raise FlowalignError(
                 f"{self.skipped} updates in a row had a non-finite gradient (iteration "
-                f"{iteration + 1}): the last checkpoint is intact; lower optimizer.learning_rate or "
-                "use training.mixed_precision=no"
+                f"{iteration + 1}): the last checkpoint is intact; lower optimizer.learning_rate "
+                "or use training.mixed_precision=no"
             )

@@ -1,6 +1,7 @@
-"""Objectives: losses on replayed rollouts. Credit, penalties and balancers have folders of their own.
+"""Objectives: losses on replayed rollouts, with credit, penalties and balancers beside them.
 
-An objective is a class with ``needs`` (what the loop must provide) and ``loss(batch) -> LossOutput``.
+An objective is a class with ``needs`` (what the loop must provide) and ``loss(batch) ->
+LossOutput``.
 """
 
 from flowalign.objectives.base import Objective, Penalty

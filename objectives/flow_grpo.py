@@ -23,8 +23,8 @@ class FlowGRPO:
         L = mean max(-A rho, -A clip(rho, 1 - low, 1 + high))
 
     The log-probs are reduced as in the rollout (``mean`` over the latent by default). A useful
-    ``clip_range`` depends on it: 1e-5 ... 1e-3 for ``mean``; for ``sum`` log-ratios are larger by the
-    number of latent elements.
+    ``clip_range`` depends on it: 1e-5 ... 1e-3 for ``mean``; for ``sum`` log-ratios are larger by
+    the number of latent elements.
 
     Args:
         clip_range: ``low`` = ``high`` > 0.

@@ -28,7 +28,8 @@ class FlowSDE:
 
     Args:
         noise: the level ``a`` >= 0; 0.7 in the paper.
-        sigma_max: time in (0, 1) that replaces ``t = 1`` in ``sigma_t``; None: the second grid point.
+        sigma_max: time in (0, 1) that replaces ``t = 1`` in ``sigma_t``; None: the second grid
+            point.
     """
 
     noise: float = 0.7
@@ -55,10 +56,11 @@ class FlowSDE:
         *,
         guidance: float = 1.0,
     ) -> Gaussian:
-        """The transition for ``x`` ``(B, *S)``; ``t``, ``s`` are ``()`` or ``(B,)``, ``0 <= s < t``.
+        """The transition of ``x`` ``(B, *S)`` from ``t`` to ``s < t``, each ``()`` or ``(B,)``.
 
         Raises:
-            ValueError: if the step is so coarse that ``x`` would be multiplied by a negative number.
+            ValueError: if the step is so coarse that ``x`` would be multiplied by a negative
+                number.
         """
         velocity = policy.velocity(x, t, condition, guidance)
         t, s = expand(t, x), expand(s, x)

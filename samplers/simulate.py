@@ -15,7 +15,7 @@ Generators = torch.Generator | Sequence[torch.Generator] | None
 
 
 def randn(shape: Sequence[int], generator: Generators, device: torch.device | str) -> Tensor:
-    """Standard normal fp32 ``shape``; with one generator a row the rows do not depend on the batch."""
+    """Standard normal ``shape``; with a generator a row, rows do not depend on the batch."""
     if generator is None or isinstance(generator, torch.Generator):
         source = "cpu" if generator is None else generator.device
         return torch.randn(tuple(shape), generator=generator, device=source).to(device)

@@ -14,8 +14,8 @@ class StepSelection:
     """Stochastic steps by rule; all other steps are the ODE's.
 
     ``all``: every step but the last. ``window``: ``length`` steps from ``start`` (MixGRPO, arXiv
-    2507.21802: noise early, ODE elsewhere). ``last=True`` lets the final step be stochastic too, which
-    leaves noise in the picture.
+    2507.21802: noise early, ODE elsewhere). ``last=True`` lets the final step be stochastic too,
+    which leaves noise in the picture.
     """
 
     kind: Literal["all", "window"] = "all"
@@ -34,8 +34,8 @@ class StepSelection:
         if not 0 <= start < end <= stop:
             raise ValueError(
                 f"the stochastic steps {start}..{end - 1} do not fit the {n} steps of the sampler "
-                f"(0..{stop - 1} may be stochastic): change steps.start, steps.length or the number "
-                "of inference steps"
+                f"(0..{stop - 1} may be stochastic): change steps.start, steps.length or the "
+                "number of inference steps"
             )
         index = torch.arange(n)
         return (index >= start) & (index < end)

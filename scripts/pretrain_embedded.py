@@ -2,11 +2,11 @@
 
     python scripts/pretrain_embedded.py --out flowalign/embedded/checkpoint
 
-Rectified flow on procedurally drawn scenes: x_t = (1 - t) data + t noise, loss |v - (noise - data)|^2,
-logit-normal t, 10 % of the prompts dropped for classifier-free guidance. The transformer's matrices
+Rectified flow on procedurally drawn scenes: x_t = (1 - t) data + t noise, loss
+|v - (noise - data)|^2, logit-normal t, 10 % of the prompts dropped for classifier-free guidance. The transformer's matrices
 are trained with Muon, all else (text encoders included) with AdamW; the schedule counts steps, so a
-seed gives the same run on the same machine. Held-out combinations (``flowalign.embedded.grammar``) are
-never drawn. The EMA weights are saved as a stock ``StableDiffusion3Pipeline`` folder.
+seed gives the same run on the same machine. Held-out combinations (``flowalign.embedded.grammar``)
+are never drawn. The EMA weights are saved as a stock ``StableDiffusion3Pipeline`` folder.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def learning_rate(step: int, steps: int) -> float:
 def save(
     pipeline: StableDiffusion3Pipeline, ema: Denoiser, out: Path, facts: dict[str, Any]
 ) -> None:
-    """Write the EMA weights as a pipeline folder: the transformer in fp16, the small parts in fp32."""
+    """Write the EMA weights as a pipeline folder: transformer in fp16, the small parts in fp32."""
     parts = {"text_encoder": ema.text[0], "text_encoder_2": ema.text[1]}
     for name, part in parts.items():
         getattr(pipeline, name).load_state_dict(part.state_dict())

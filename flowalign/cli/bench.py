@@ -61,9 +61,8 @@ def bench(
         progress=tracked(benchmark.value),
     )
     for task, numbers in result.tasks.items():
-        say(
-            f"{task:15s} {numbers['score']:.3f} ± {numbers['stderr']:.3f}  ({numbers['n']} pictures)"
-        )
+        score = f"{numbers['score']:.3f} ± {numbers['stderr']:.3f}"
+        say(f"{task:15s} {score}  ({numbers['n']} pictures)")
     others = ", ".join(f"{name} {value:.3f}" for name, value in result.metrics.items())
     say(f"{benchmark.value} ({result.judge}) {result.score:.3f} ± {result.stderr:.3f}  [{others}]")
     if out:

@@ -25,7 +25,7 @@ _CAP, _WIDTH, _GAP, _STROKE, _PAD = 12.0, 6.0, 2.9, 2.0, 2.6
 
 
 def render(spec: Spec, rng: np.random.Generator, size: int = 32) -> Array:
-    """One drawing of ``spec``, ``(size, size, 3)`` float in [0, 1]; what it leaves open is random."""
+    """One drawing of ``spec``, ``(size, size, 3)`` in [0, 1]; what it leaves open is random."""
     image = _ground(rng, size)
     if spec["tag"] == "ocr":
         _draw_sign(image, spec["text"], spec.get("color") or str(rng.choice(SIGN_COLORS)), rng)
@@ -51,7 +51,8 @@ def _paint(image: Array, alpha: Array, color: str) -> None:
 
 def _ground(rng: np.random.Generator, size: int) -> Array:
     tone = rng.uniform(0.86, 0.98) + rng.uniform(-0.02, 0.02, 3)
-    return np.broadcast_to(tone.astype(np.float32), (size, size, 3)).copy()
+    ground: Array = np.broadcast_to(tone.astype(np.float32), (size, size, 3)).copy()
+    return ground
 
 
 def _place(spec: Spec, n: int, rng: np.random.Generator, size: int) -> list[Disc]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float32]
+Array = NDArray[Any]  # float32 throughout; numpy's stubs lose the precision
 
 COLORS: dict[str, tuple[int, int, int]] = {
     "red": (220, 35, 35),

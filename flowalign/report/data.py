@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from flowalign.errors import FlowalignError
 from flowalign.report.records import Evaluation, Run, Sample, Series, TaskScore
@@ -23,20 +24,19 @@ _EVALUATION = re.compile(r"step-\d+\.json")
 
 def read_run(folder: Path) -> Run:
     """The run in ``folder``. Raises `FlowalignError` if the folder holds no run."""
-    evaluations = sorted(p for p in folder.glob("eval/*.json") if _EVALUATION.fullmatch(p.name))
     if not folder.is_dir():
-        raise FlowalignError(f"{folder} is not a folder; give the folder of a training run.")
+        raise FlowalignError(f"{folder} is not a folder; give the folder of a training run")
+    evaluations = sorted(p for p in folder.glob("eval/*.json") if _EVALUATION.fullmatch(p.name))
     known = [folder / "run.json", folder / "metrics.jsonl", *evaluations]
     if not any(path.is_file() for path in known):
         raise FlowalignError(
-            f"{folder} is not a run folder: it has neither run.json nor metrics.jsonl nor "
-            "eval/step-*.json."
+            f"{folder} is not a run folder: it has no run.json, no metrics.jsonl and no "
+            "eval/step-*.json"
         )
     notes: list[str] = []
     about = _read_object(known[0], notes)
     metrics = _read_metrics(known[1], notes)
     config = _read_text(folder / "config.yaml", notes)
-    planned = _number(about.get("steps"))
     return Run(
         folder=folder,
         status=str(about.get("status") or "unknown"),
@@ -44,7 +44,8 @@ def read_run(folder: Path) -> Run:
         base_model=str(about.get("base_model") or ""),
         message=str(about.get("message") or ""),
         seconds=_seconds(about, metrics),
-        planned_steps=int(planned) if math.isfinite(planned) else None,
+        stated_steps=_count(about.get("iterations")) or 0,
+        planned_steps=_planned_steps(config),
         config=config,
         metrics=metrics,
         evaluations=_read_evaluations(evaluations, notes),
@@ -53,10 +54,21 @@ def read_run(folder: Path) -> Run:
 
 
 def _seconds(about: Mapping[str, Any], metrics: Mapping[str, Series]) -> float:
-    stated = _number(about.get("seconds"))
-    if math.isfinite(stated) or "time/total" not in metrics:
-        return stated
-    return float(metrics["time/total"].finite.sum())
+    """Stated at the end of a session only, so a running one is counted by its iterations."""
+    counted = metrics["time/total"].finite.sum() if "time/total" in metrics else math.nan
+    return float(np.fmax(_number(about.get("seconds")), counted))
+
+
+def _planned_steps(config: str | None) -> int | None:
+    try:
+        return _count(yaml.safe_load(config or "")["training"]["iterations"])
+    except (yaml.YAMLError, TypeError, KeyError):
+        return None
+
+
+def _count(value: object) -> int | None:
+    number = _number(value)
+    return int(number) if math.isfinite(number) else None
 
 
 def _read_text(path: Path, notes: list[str]) -> str | None:
@@ -85,7 +97,10 @@ def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
 
 def _number(value: object) -> float:
     """``value`` as a float; NaN for whatever is not a number."""
-    return float(value) if isinstance(value, int | float) else math.nan
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _read_metrics(path: Path, notes: list[str]) -> dict[str, Series]:
@@ -133,7 +148,11 @@ def _read_evaluations(paths: list[Path], notes: list[str]) -> tuple[Evaluation, 
 def _evaluation(raw: Mapping[str, Any], step: int) -> Evaluation:
     metrics = {str(key): _number(value) for key, value in (raw.get("metrics") or {}).items()}
     tasks = {
-        str(key): TaskScore(score=_number(task.get("score")), n=int(task.get("n") or 0))
+        str(key): TaskScore(
+            score=_number(task.get("score")),
+            stderr=_number(task.get("stderr")),
+            n=_count(task.get("n")) or 0,
+        )
         for key, task in (raw.get("tasks") or {}).items()
     }
     return Evaluation(

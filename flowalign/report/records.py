@@ -39,6 +39,7 @@ class TaskScore:
     """The score of one task of a benchmark, over ``n`` images."""
 
     score: float
+    stderr: float  # NaN if not stated
     n: int
 
 
@@ -78,7 +79,8 @@ class Run:
     base_model: str
     message: str
     seconds: float  # NaN if not known
-    planned_steps: int | None
+    stated_steps: int  # iterations that run.json says were done
+    planned_steps: int | None  # of the recipe
     config: str | None
     metrics: Mapping[str, Series]
     evaluations: tuple[Evaluation, ...]  # by step
@@ -97,7 +99,18 @@ class Run:
     @property
     def steps_done(self) -> int:
         """The last iteration on record."""
-        return int(max((series.steps[-1] for series in self.metrics.values()), default=0))
+        recorded = max((series.steps[-1] for series in self.metrics.values()), default=0)
+        return max(int(recorded), self.stated_steps)
+
+    @property
+    def images(self) -> int | None:
+        """Images generated for training."""
+        count = self.last("images")
+        return int(count) if math.isfinite(count) else None
+
+    def last(self, name: str) -> float:
+        """The last finite value of a metric; NaN if there is none."""
+        return self.metrics[name].last if name in self.metrics else math.nan
 
     @property
     def rewards(self) -> tuple[str, ...]:

@@ -18,8 +18,8 @@ class GroupCredit:
     """``A_i = (r_i - mean_group) / (std + eps)`` per prompt and per reward.
 
     GRPO (arXiv 2402.03300) as in Flow-GRPO's tracker: population std (ddof 0), ``eps = 1e-4``.
-    Rewards that failed (``valid`` false) enter no statistic and get 0; so does a group whose rewards
-    tie or that has fewer than two valid rewards.
+    Rewards that failed (``valid`` false) enter no statistic and get 0; so does a group whose
+    rewards tie or that has fewer than two valid rewards.
 
     Args:
         std: ``group``, ``global`` (one std per reward over the whole batch, Flow-GRPO's default for

@@ -14,12 +14,12 @@ from flowalign.replay import Minibatch
 
 @dataclass(frozen=True, kw_only=True)
 class KL:
-    """``weight * KL(p_theta(x_s|x_t) || p_ref(x_s|x_t))``, mean over the latent (Flow-GRPO, sec. 4.3).
+    """``weight * KL(p_theta(x_s|x_t) || p_ref(x_s|x_t))``, mean over the latent (Flow-GRPO).
 
     ``exact``: the Gaussians' own divergence, ``(mean_theta - mean_ref)^2 / (2 std^2)`` with
-    ``std^2 = sigma_t^2 h``. ``published``: what Flow-GRPO's released code optimises, which divides by
-    ``2 sigma_t^2`` without ``h = t - s``, i.e. ``h`` times the exact one; its weights (0.04 on GenEval
-    and OCR, 0.01 on PickScore) mean this form.
+    ``std^2 = sigma_t^2 h``. ``published``: what Flow-GRPO's released code optimises, which divides
+    by ``2 sigma_t^2`` without ``h = t - s``, i.e. ``h`` times the exact one; its weights (0.04 on
+    GenEval and OCR, 0.01 on PickScore) mean this form.
 
     Args:
         weight: the factor beta >= 0.
