@@ -29,5 +29,5 @@ class PreflightError(FlowalignError):
 def unknown(kind: str, name: str, choices: Sequence[str]) -> str:
     """``unknown sampler 'flow_sdee'; did you mean 'flow_sde'? (available: flow_sde, ode)``."""
     near = get_close_matches(name, choices, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown {kind} {name!r}; {hint}(available: {', '.join(sorted(choices)) or 'none'})"
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {kind} {name!r}{hint} (available: {', '.join(sorted(choices)) or 'none'})"
