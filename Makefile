@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 2
 .PHONY: help demo test test-all lint chromium
 
 help:
-	@echo "make demo      train, guide and benchmark the embedded model   (ARGS=... is passed on)"
+	@echo "make demo      align the embedded model and report             (ARGS=... is passed on)"
 	@echo "make test      the default tests                               (ARGS=... is passed on)"
 	@echo "make test-all  the default and the slow tests"
 	@echo "make lint      ruff and mypy"
