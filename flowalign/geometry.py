@@ -56,7 +56,8 @@ def geometry(config: Config, processes: int = 1) -> Geometry:
         raise ConfigError(
             f"{rollout.prompts_per_iteration} prompts x group_size {rollout.group_size} = {n} "
             f"rollouts do not divide over {processes} process(es) x "
-            f"{training.updates_per_iteration} update(s): set rollout.prompts_per_iteration to {nearest}, or change group_size or "
+            f"{training.updates_per_iteration} update(s): set "
+            f"rollout.prompts_per_iteration to {nearest}, or change group_size or "
             "training.updates_per_iteration"
         )
     try:

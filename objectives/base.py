@@ -15,7 +15,7 @@ class Objective(Protocol):
     """A loss over a minibatch of replayed transitions."""
 
     needs: frozenset[str]
-    """What the loop must provide: ``trajectory``, ``dense``, ``saliency``, ``reference``, ``old``."""
+    """What the loop must provide: ``trajectory``, ``dense``, ``saliency``, ``reference``..."""
 
     def loss(self, batch: Minibatch) -> LossOutput:
         """One mean loss per reward ``(K,)``; the metrics are detached scalars."""

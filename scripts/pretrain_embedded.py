@@ -3,10 +3,11 @@
     python scripts/pretrain_embedded.py --out flowalign/embedded/checkpoint
 
 Rectified flow on procedurally drawn scenes: x_t = (1 - t) data + t noise, loss
-|v - (noise - data)|^2, logit-normal t, 10 % of the prompts dropped for classifier-free guidance. The transformer's matrices
-are trained with Muon, all else (text encoders included) with AdamW; the schedule counts steps, so a
-seed gives the same run on the same machine. Held-out combinations (``flowalign.embedded.grammar``)
-are never drawn. The EMA weights are saved as a stock ``StableDiffusion3Pipeline`` folder.
+|v - (noise - data)|^2, logit-normal t, 10 % of the prompts dropped for classifier-free guidance. The
+transformer's matrices are trained with Muon, all else (text encoders included) with AdamW; the
+schedule counts steps, so a seed gives the same run on the same machine. Held-out combinations
+(``flowalign.embedded.grammar``) are never drawn. The EMA weights are saved as a stock
+``StableDiffusion3Pipeline`` folder.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the saved pipeline")
     parser.add_argument(
-        "--steps", type=int, default=7000, help="optimizer steps (default %(default)s)"
+        "--steps", type=int, default=6000, help="optimizer steps (default %(default)s)"
     )
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
