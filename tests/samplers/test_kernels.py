@@ -45,7 +45,7 @@ def test_closed_form(sampler, n, variance):
 
 def test_flow_sde_approaches_the_data_for_every_noise_level():
     for noise in (0.3, 0.7, 1.0):
-        assert abs(recursion(FlowSDE(noise=noise, sigma_max=0.9999), 4000)[1] - 0.25) < 2e-3
+        assert abs(recursion(FlowSDE(noise=noise), 4000)[1] - 0.25) < 4e-3
 
 
 def test_euler_is_of_first_order():
@@ -68,8 +68,8 @@ def test_sigma_at_the_noise_end_uses_the_second_grid_point_or_sigma_max():
     t, s = torch.tensor(1.0).double(), torch.tensor(0.8).double()
     std = FlowSDE(noise=0.7).kernel(POLICY, x, t, s, None).std
     assert float(std) == pytest.approx(0.7 * (1 / 0.2) ** 0.5 * 0.2**0.5)
-    std = FlowSDE(noise=0.7, sigma_max=0.99).kernel(POLICY, x, t, s, None).std
-    assert float(std) == pytest.approx(0.7 * (1 / 0.01) ** 0.5 * 0.2**0.5)
+    std = FlowSDE(noise=0.7, sigma_max=0.9).kernel(POLICY, x, t, s, None).std
+    assert float(std) == pytest.approx(0.7 * (1 / 0.1) ** 0.5 * 0.2**0.5)
 
 
 def test_rows_may_have_times_of_their_own():
