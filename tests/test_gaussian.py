@@ -29,6 +29,14 @@ def test_kl_at_equal_std_is_half_the_squared_shift():
     torch.testing.assert_close(ours, (0.02 / STD**2).expand_as(MEAN))
 
 
+def test_a_small_kl_does_not_vanish_beside_equal_stds():
+    std, shift = torch.tensor(0.5), 1e-5
+    kl = Gaussian(mean=torch.zeros(1, 3), std=std).kl(
+        Gaussian(mean=torch.full((1, 3), shift), std=std)
+    )
+    torch.testing.assert_close(kl, torch.full((1, 3), 2e-10), rtol=1e-5, atol=0)
+
+
 def test_sample_is_mean_plus_noise_and_seeded():
     noise = torch.randn(MEAN.shape, dtype=torch.float64)
     gauss = Gaussian(mean=MEAN, std=STD)
@@ -44,6 +52,16 @@ def test_a_draw_is_rounded_through_the_storage_dtype():
     assert drawn.dtype == torch.float32 and torch.equal(drawn, drawn.bfloat16().float())
 
 
+def test_half_precision_is_computed_in_full():
+    full = Gaussian(mean=MEAN.bfloat16().float(), std=STD.float())
+    half = Gaussian(mean=MEAN.bfloat16(), std=STD.float())
+    drawn = half.sample(torch.Generator().manual_seed(0))
+    assert drawn.dtype == torch.bfloat16
+    assert torch.equal(drawn, full.sample(torch.Generator().manual_seed(0)).bfloat16())
+    assert torch.equal(half.log_prob(drawn), full.log_prob(drawn.float()))
+    assert torch.equal(half.kl(full), torch.zeros_like(full.mean))
+
+
 def test_the_drawn_latent_is_a_constant_for_the_gradient():
     mean = MEAN.clone().requires_grad_(True)
     gauss = Gaussian(mean=mean, std=STD)
@@ -57,9 +75,12 @@ def test_a_point_mass_has_no_density():
     assert torch.equal(point.sample(torch.Generator().manual_seed(0)), MEAN)
     with pytest.raises(ValueError, match="no log-prob"):
         point.log_prob(MEAN)
+    with pytest.raises(ValueError, match="no log-prob"):
+        Gaussian(mean=MEAN, std=STD).kl(point)
 
 
 def test_reduce():
     torch.testing.assert_close(reduce(MEAN, "sum"), 8 * reduce(MEAN))
+    assert torch.equal(reduce(MEAN[:, 0, 0]), MEAN[:, 0, 0])  # one scalar a row
     with pytest.raises(ValueError, match="mean or sum"):
         reduce(MEAN, "max")

@@ -20,6 +20,29 @@ def test_every_entry_imports_and_says_what_it_is(table):
         assert entry.summary and not entry.summary.endswith(".")
 
 
+def test_register_adds_a_name_once():
+    table = registry.Registry("sampler", "flowalign.nothing")
+    target = "flowalign.samplers:FlowSDE"
+    table.register(registry.Entry("mine", target, summary="mine", aliases=("my",)))
+    assert table.names() == ["mine"] and table.get("my") is table.get("mine") is FlowSDE
+    for entry in (
+        registry.Entry("mine", target, summary="again"),
+        registry.Entry("other", target, summary="again", aliases=("my",)),
+    ):
+        with pytest.raises(ValueError, match="is taken"):
+            table.register(entry)
+    assert table.names() == ["mine"]
+
+
+def test_an_alias_is_the_entry():
+    assert registry.MODELS.get("StableDiffusion3Pipeline") is registry.MODELS.get("sd3")
+
+
+def test_an_unlike_name_gets_the_choices_alone():
+    with pytest.raises(ConfigError, match=r"^unknown penalty 'zzz' \(available: kl"):
+        registry.PENALTIES.get("zzz")
+
+
 def test_a_misspelt_name_gets_the_nearest():
     with pytest.raises(ConfigError, match="unknown sampler 'flow_sdee'; did you mean 'flow_sde'"):
         registry.SAMPLERS.get("flow_sdee")
