@@ -6,7 +6,6 @@ import os
 import sys
 import traceback
 
-import click
 import typer
 
 from flowalign.cli import bench, demo, inspect, run
@@ -40,15 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        app(args=arguments, standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        print("interrupted; `--resume` goes on from the last checkpoint", file=sys.stderr)
-        sys.exit(130)
+        app(args=arguments)  # leaves by SystemExit
     except FlowalignError as error:
         if debug:
             traceback.print_exc()

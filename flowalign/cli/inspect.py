@@ -26,6 +26,33 @@ class Kind(str, Enum):
     recipes = "recipes"
 
 
+def _rows(kind: Kind) -> list[tuple[str, str]]:
+    """Names of one kind and what to say of each."""
+    from flowalign import registry
+    from flowalign.recipe import find_recipe, load_config, recipe_names
+
+    if kind is Kind.recipes:
+        return [(name, load_config(find_recipe(name)).description) for name in recipe_names()]
+    tables = {
+        Kind.samplers: registry.SAMPLERS,
+        Kind.objectives: registry.OBJECTIVES,
+        Kind.credit: registry.CREDITS,
+        Kind.penalties: registry.PENALTIES,
+        Kind.balancers: registry.BALANCERS,
+        Kind.rewards: registry.REWARDS,
+        Kind.models: registry.MODELS,
+    }
+    return [
+        (
+            entry.name,
+            entry.summary
+            + (" (reconstruction)" if entry.reconstruction else "")
+            + (f"  arXiv {entry.paper}" if entry.paper else ""),
+        )
+        for entry in tables[kind].entries()
+    ]
+
+
 def explain(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe or a file.")],
     overrides: Overrides = None,
@@ -54,40 +81,24 @@ def explain(
 
 
 def list_(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    kind: Annotated[Kind | None, typer.Argument(help="What to list (default: everything).")] = None,
     json: Json = False,
 ) -> None:
     """List what recipes can name, with one line and the paper.
 
     Example: flowalign list rewards
     """
-    from flowalign import registry
-    from flowalign.recipe import find_recipe, load_config, recipe_names
-
-    if kind is Kind.recipes:
-        rows = [(name, load_config(find_recipe(name)).description, "") for name in recipe_names()]
-    else:
-        tables = {
-            Kind.samplers: registry.SAMPLERS,
-            Kind.objectives: registry.OBJECTIVES,
-            Kind.credit: registry.CREDITS,
-            Kind.penalties: registry.PENALTIES,
-            Kind.balancers: registry.BALANCERS,
-            Kind.rewards: registry.REWARDS,
-            Kind.models: registry.MODELS,
-        }
-        rows = [
-            (
-                entry.name,
-                entry.summary + (" (reconstruction)" if entry.reconstruction else ""),
-                f"arXiv {entry.paper}" if entry.paper else "",
-            )
-            for entry in tables[kind].entries()
-        ]
-    width = max(len(name) for name, _, _ in rows)
-    for name, summary, paper in rows:
-        print(f"{name:{width}s}  {summary}{'  ' + paper if paper else ''}")
-    emit({"kind": kind.value, "names": [name for name, _, _ in rows]}, json)
+    kinds = [kind] if kind else list(Kind)
+    rows = {each.value: _rows(each) for each in kinds}
+    if json:
+        emit({each: [name for name, _ in named] for each, named in rows.items()}, json)
+        return
+    width = max(len(name) for named in rows.values() for name, _ in named)
+    for each, named in rows.items():
+        if len(rows) > 1:
+            print(f"{each}")
+        for name, summary in named:
+            print(f"{'  ' if len(rows) > 1 else ''}{name:{width}s}  {summary}")
 
 
 def doctor(

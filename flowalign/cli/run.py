@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flowalign.cli.common import Json, Out, Overrides, bar, emit, say
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, FlowalignError
 
 Recipe = Annotated[
     str, typer.Argument(help="A shipped recipe (`flowalign list recipes`) or a file.")
@@ -71,7 +71,13 @@ def train_recipe(
         )
         main = trainer.accelerator.is_main_process
         progress.disable = not main
-        result = trainer.train()
+        try:
+            result = trainer.train()
+        except KeyboardInterrupt as error:
+            raise FlowalignError(
+                f"interrupted after {trainer.done} iterations; the same command with --resume goes "
+                "on from the last checkpoint"
+            ) from error
     summary: dict[str, Any] = {
         "run": str(result.run),
         "iterations": result.iterations,
