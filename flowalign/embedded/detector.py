@@ -23,11 +23,12 @@ UNCLEAR = "unclear"
 # Calibrated on generated pictures looked at by eye; areas are shares of the picture.
 PRESENT = 0.5  # coverage above which a pixel belongs to an object
 SPECK_AREA = 0.008  # pieces of less soft area than this (8 pixels of 32 x 32) are noise
-CLEAR_FIT = 0.80  # soft IoU with the best shape below which an object is unclear
-CLEAR_MARGIN = 0.02  # ... as it is when the second-best shape fits nearly as well
+CLEAR_STRAIN = 0.195  # strain (see `_strain`) of the best shape above which an object is unclear
+CLEAR_MARGIN = 0.045  # ... as it is when the second-best shape is strained hardly more
 SPLIT_SHARE = 0.2  # a colour with this share of a piece is an object of its own
 ASPECT = 0.8  # height / width (or its inverse) below which the fit is marked down
 
+_SCALES = (0.92, 1.0, 1.08)
 _RESOLUTION, _REACH = 192, 1.5  # of the table of distances: cells a side, half-width in radii
 
 
@@ -37,7 +38,7 @@ class Detection:
 
     label: str  # one of SHAPES, or UNCLEAR
     color: str  # one of COLORS
-    score: float  # [0, 1]: soft IoU with the best shape, marked down for distortion
+    score: float  # [0, 1]: soft IoU with the best shape
     box: tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels
     area: float  # covered pixels
 
@@ -110,7 +111,7 @@ def _objects(
         if len(parts) > 1:  # the soft edge towards a neighbour of another colour is the neighbour's
             soft = np.where(mask | ~piece, soft, 0)
         if soft.sum() >= SPECK_AREA * size * size:
-            found.append(_judge(soft, mask, c, window))
+            found.append(_judge(soft, mask, c, window, size))
     return found
 
 
@@ -122,7 +123,7 @@ def _largest(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _judge(
-    soft: Array, mask: NDArray[np.bool_], color: int, window: tuple[slice, slice]
+    soft: Array, mask: NDArray[np.bool_], color: int, window: tuple[slice, slice], size: int
 ) -> Detection:
     """Name one object by the shape that fits its soft coverage best."""
     solid = np.sort(soft[mask])
@@ -130,18 +131,31 @@ def _judge(
     x0, x1 = _extent(soft.max(0))
     y0, y1 = _extent(soft.max(1))
     fit = _fit(soft, (x0, y0, x1, y1))
-    best, second = np.argsort(fit)[:-3:-1]
     aspect = min((x1 - x0) / (y1 - y0), (y1 - y0) / (x1 - x0))
-    score = float(fit[best]) * min(1.0, aspect / ASPECT)
-    clear = score >= CLEAR_FIT and fit[best] - fit[second] >= CLEAR_MARGIN
+    strain = _strain(fit, float(soft.sum()) * (32 / size) ** 2) / min(1.0, aspect / ASPECT)
+    best, second = np.argsort(strain)[:2]
+    clear = strain[best] <= CLEAR_STRAIN and strain[second] - strain[best] >= CLEAR_MARGIN
     left, top = window[1].start, window[0].start
     return Detection(
         label=list(SHAPES)[best] if clear else UNCLEAR,
         color=list(COLORS)[color],
-        score=score,
+        score=float(fit[best]),
         box=(x0 + left, y0 + top, x1 + left, y1 + top),
         area=float(soft.sum()),
     )
+
+
+def _strain(iou: Array, area: float) -> Array:
+    """How far the outline of an object strays from each of the six shapes, ``(6,)``.
+
+    The mean distance between the outlines, in 32nds of the image side, is the area in which object
+    and shape differ over the shape's perimeter; a viewer forgives more of it in a large object, so
+    it is divided by the root of the object's radius. ``area`` is in squared 32nds.
+    """
+    t = _templates()
+    differing = 2 * area * (1 - iou) / (1 + iou)
+    distance = differing / (t.perimeter * np.sqrt(area / t.area))
+    return np.asarray(distance / (area / np.pi) ** 0.25)
 
 
 def _extent(profile: Array) -> tuple[float, float]:
@@ -162,6 +176,8 @@ class _Templates:
     box: Array  # (6, 4)
     mean: Array  # (6, 2) centre of mass x, y
     spread: Array  # (6, 2) standard deviation along x, y
+    area: Array  # (6,)
+    perimeter: Array  # (6,)
 
 
 @cache
@@ -175,19 +191,23 @@ def _templates() -> _Templates:
         box.append((px.min(), py.min(), px.max(), py.max()))
         mean.append((px.mean(), py.mean()))
         spread.append((px.std(), py.std()))
+    cell = (2 * _REACH / _RESOLUTION) ** 2
+    rim = 0.05
     return _Templates(
         distance,
         np.array(box, np.float32),
         np.array(mean, np.float32),
         np.array(spread, np.float32),
+        (distance < 0).sum((1, 2)) * cell,
+        (np.abs(distance) < rim).sum((1, 2)) * cell / (2 * rim),
     )
 
 
 def _fit(soft: Array, box: tuple[float, float, float, float]) -> Array:
     """Soft IoU of the six shapes with ``soft``, ``(6,)``.
 
-    Each shape is laid over the object twice, by its bounding box and by its centre of mass and
-    standard deviations; the better fit counts.
+    Each shape is laid over the object by its bounding box and by its centre of mass and standard
+    deviations, each also a little smaller and larger; the best fit counts.
     """
     t = _templates()
     height, width = soft.shape
@@ -197,19 +217,23 @@ def _fit(soft: Array, box: tuple[float, float, float, float]) -> Array:
     mean = np.array([px @ x, py @ y])
     spread = np.sqrt(np.array([px @ (x - mean[0]) ** 2, py @ (y - mean[1]) ** 2]))
     low, high = np.array(box[:2]), np.array(box[2:])
-    scale_box = (high - low) / (t.box[:, 2:] - t.box[:, :2])
-    scale_mass = spread / t.spread
-    scale = np.concatenate([scale_box, scale_mass])  # (12, 2)
-    centre = np.concatenate([low - t.box[:, :2] * scale_box, mean - t.mean * scale_mass])
+    middle = (t.box[:, :2] + t.box[:, 2:]) / 2
+    by_box = (high - low) / (t.box[:, 2:] - t.box[:, :2])
+    by_mass = spread / t.spread
+    scale = np.concatenate([f * by for by in (by_box, by_mass) for f in _SCALES])  # (36, 2)
+    centre = np.concatenate(
+        [(low + high) / 2 - f * by_box * middle for f in _SCALES]
+        + [mean - f * by_mass * t.mean for f in _SCALES]
+    )
     to_cell = _RESOLUTION / (2 * _REACH)
     ix = _cells((x - centre[:, :1]) / scale[:, :1], to_cell)
     iy = _cells((y - centre[:, 1:]) / scale[:, 1:], to_cell)
-    shape = np.tile(np.arange(6), 2)[:, None, None]
+    shape = np.tile(np.arange(6), 2 * len(_SCALES))[:, None, None]
     radius = np.sqrt(scale.prod(1))[:, None, None]
     drawn = np.clip(0.5 - t.distance[shape, iy[:, :, None], ix[:, None, :]] * radius, 0, 1)
     both = np.minimum(drawn, soft).sum((1, 2))
     iou = both / (drawn.sum((1, 2)) + total - both)
-    return np.asarray(iou.reshape(2, 6).max(0))
+    return np.asarray(iou.reshape(-1, 6).max(0))
 
 
 def _cells(coordinate: NDArray[np.floating], to_cell: float) -> NDArray[np.int64]:

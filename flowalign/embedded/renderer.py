@@ -21,7 +21,7 @@ Disc = tuple[float, float, float]  # centre x, centre y, radius, in pixels
 # Radius range as a share of the image side, by the number of objects.
 _RADII = {1: (0.17, 0.30), 2: (0.155, 0.225), 3: (0.15, 0.185), 4: (0.14, 0.165)}
 # Letter geometry in 32nds of the image side: cap height, width, gap, stroke, sign padding.
-_CAP, _WIDTH, _GAP, _STROKE, _PAD = 12.0, 6.0, 2.9, 2.0, 2.6
+CAP, WIDTH, GAP, STROKE, PAD = 12.0, 6.0, 2.9, 2.0, 2.6
 
 
 def render(spec: Spec, rng: np.random.Generator, size: int = 32) -> Array:
@@ -92,13 +92,13 @@ def _draw_sign(image: Array, text: str, color: str, rng: np.random.Generator) ->
     size = len(image)
     unit = size / 32
     x, y = pixel_grid(size)
-    width = (len(text) * _WIDTH + (len(text) - 1) * _GAP) * unit
-    half_w, half_h = width / 2 + _PAD * unit, (_CAP / 2 + _PAD) * unit
+    width = (len(text) * WIDTH + (len(text) - 1) * GAP) * unit
+    half_w, half_h = width / 2 + PAD * unit, (CAP / 2 + PAD) * unit
     cx, cy = size / 2 + rng.uniform(-1, 1, 2) * unit * np.array([0.5, 3.0])
     panel = np.maximum(np.abs(x - cx) - half_w, np.abs(y - cy) - half_h)
     _paint(image, coverage(panel), color)
     for i, name in enumerate(text):
-        left = cx - width / 2 + i * (_WIDTH + _GAP) * unit
-        top = cy - _CAP / 2 * unit
-        ink = letter(name, x - left, y - top, _WIDTH * unit, _CAP * unit, _STROKE * unit)
+        left = cx - width / 2 + i * (WIDTH + GAP) * unit
+        top = cy - CAP / 2 * unit
+        ink = letter(name, x - left, y - top, WIDTH * unit, CAP * unit, STROKE * unit)
         _paint(image, coverage(ink), "white")
