@@ -151,7 +151,7 @@ REWARDS = Registry("reward", "flowalign.rewards", [
     Entry("embedded_ocr", "flowalign.rewards.embedded_ocr:EmbeddedOCR",
           summary="does the embedded world's sign read as asked"),
     Entry("compressibility", "flowalign.rewards.compressibility:Compressibility",
-          paper="2305.13301", summary="JPEG size in kilobytes"),
+          paper="2305.13301", summary="minus the JPEG size in kilobytes"),
     Entry("color_fraction", "flowalign.rewards.color_fraction:ColorFraction",
           summary="share of the picture near a colour"),
     Entry("sharpness", "flowalign.rewards.sharpness:Sharpness",

@@ -23,8 +23,8 @@ UNCLEAR = "unclear"
 # Calibrated on generated pictures looked at by eye; areas are shares of the picture.
 PRESENT = 0.5  # coverage above which a pixel belongs to an object
 SPECK_AREA = 0.008  # pieces of less soft area than this (8 pixels of 32 x 32) are noise
-CLEAR_STRAIN = 0.195  # strain (see `_strain`) of the best shape above which an object is unclear
-CLEAR_MARGIN = 0.045  # ... as it is when the second-best shape is strained hardly more
+CLEAR_STRAIN = 0.1  # strain (see `_strain`) of the best shape above which an object is unclear
+CLEAR_MARGIN = 0.03  # ... as it is when the second-best shape is strained hardly more
 SPLIT_SHARE = 0.2  # a colour with this share of a piece is an object of its own
 ASPECT = 0.8  # height / width (or its inverse) below which the fit is marked down
 
@@ -132,7 +132,7 @@ def _judge(
     y0, y1 = _extent(soft.max(1))
     fit = _fit(soft, (x0, y0, x1, y1))
     aspect = min((x1 - x0) / (y1 - y0), (y1 - y0) / (x1 - x0))
-    strain = _strain(fit, float(soft.sum()) * (32 / size) ** 2) / min(1.0, aspect / ASPECT)
+    strain = _strain(fit) / min(1.0, aspect / ASPECT)
     best, second = np.argsort(strain)[:2]
     clear = strain[best] <= CLEAR_STRAIN and strain[second] - strain[best] >= CLEAR_MARGIN
     left, top = window[1].start, window[0].start
@@ -145,17 +145,15 @@ def _judge(
     )
 
 
-def _strain(iou: Array, area: float) -> Array:
+def _strain(iou: Array) -> Array:
     """How far the outline of an object strays from each of the six shapes, ``(6,)``.
 
-    The mean distance between the outlines, in 32nds of the image side, is the area in which object
-    and shape differ over the shape's perimeter; a viewer forgives more of it in a large object, so
-    it is divided by the root of the object's radius. ``area`` is in squared 32nds.
+    The mean distance between the outlines as a share of the object's radius: the area in which
+    object and shape differ, over the shape's perimeter, over the radius of a disc as large.
     """
     t = _templates()
-    differing = 2 * area * (1 - iou) / (1 + iou)
-    distance = differing / (t.perimeter * np.sqrt(area / t.area))
-    return np.asarray(distance / (area / np.pi) ** 0.25)
+    differing = 2 * (1 - iou) / (1 + iou)  # share of the object's area
+    return np.asarray(differing * np.sqrt(np.pi * t.area) / t.perimeter)
 
 
 def _extent(profile: Array) -> tuple[float, float]:

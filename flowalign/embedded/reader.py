@@ -21,8 +21,8 @@ UNCLEAR = "?"
 
 # Calibrated on generated pictures looked at by eye.
 PANEL_AREA = 0.06  # share of the picture that the bare panel must fill
-CLEAR_FIT = 0.62  # soft IoU with the best letter below which a place is unclear
-CLEAR_MARGIN = 0.03  # ... as it is when the second-best letter fits nearly as well
+CLEAR_FIT = 0.55  # soft IoU with the best letter below which a place is unclear
+CLEAR_MARGIN = 0.2  # lead over the second-best letter (1: the ink is the best letter itself)
 _REACH = 1.25  # how far a letter may stand from its place, in 32nds of the image side
 _STEP = 0.25  # the search over places, in 32nds
 
@@ -93,13 +93,17 @@ def _letter(ink: Array, left: float, top: float) -> str:
     # Between two letters the ink belongs to the nearer one.
     centre = np.arange(x, x + width) + 0.5 - left
     window[:, np.abs(centre - WIDTH / 2 * unit) > (WIDTH + GAP + _REACH) / 2 * unit] = 0
-    flat = table.reshape(*table.shape[:2], -1)
-    misfit = (flat * flat).sum(-1) - 2 * flat @ window.ravel()  # (offsets, letters), + a constant
-    drawn = table[misfit.argmin(0), np.arange(len(LETTERS))]
-    both = np.minimum(drawn, window).sum((-2, -1))
-    fit = both / (drawn.sum((-2, -1)) + window.sum() - both)
-    second, best = np.argsort(fit)[-2:]
-    if fit[best] < CLEAR_FIT or fit[best] - fit[second] < CLEAR_MARGIN:
+    flat, seen = table.reshape(*table.shape[:2], -1), window.ravel()
+    misfit = (flat * flat).sum(-1) - 2 * flat @ seen  # (offsets, letters), + a constant
+    where = misfit.argmin(0)
+    drawn, misfit = flat[where, np.arange(len(LETTERS))], misfit.min(0)
+    best = int(misfit.argmin())
+    both = np.minimum(drawn[best], seen).sum()
+    fit = both / (drawn[best].sum() + seen.sum() - both)
+    # How far the ink sides with the best letter, against each other, where the two differ.
+    apart = ((drawn - drawn[best]) ** 2).sum(-1)
+    lead = np.delete(misfit - misfit[best], best) / np.delete(apart, best)
+    if fit < CLEAR_FIT or lead.min() < CLEAR_MARGIN:
         return UNCLEAR
     return LETTERS[best]
 

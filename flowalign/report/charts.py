@@ -1,4 +1,4 @@
-"""Inline SVG line charts. Colours come from the style sheet, so that dark mode needs no second chart."""
+"""Inline SVG line charts. Colours come from the style sheet: dark mode needs no second chart."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Plot:
 
 
 def line_chart(plot: Plot) -> Html:
-    """The chart as one ``<svg>``; hovering or the arrow keys show the values (``script.js``)."""
+    """The chart as one ``<svg>``; hovering or the arrow keys show the values (``report.js``)."""
     frame = _frame(plot)
     layers = [_grid(frame, plot.form)]
     if plot.band:
@@ -60,10 +60,7 @@ def line_chart(plot: Plot) -> Html:
     layers.append(_gaps(frame, plot.lines))
     guide = element("line", class_="guide", y1=frame.top, y2=frame.height - frame.bottom)
     xs = plot.lines[0].xs
-    rows = [
-        {"label": line.label, "style": line.style, "values": _spoken(line, xs, plot.form)}
-        for line in plot.lines
-    ]
+    rows = [{"label": line.label, "values": _spoken(line, xs, plot.form)} for line in plot.lines]
     return element(
         "svg",
         *layers,
@@ -115,14 +112,14 @@ def _frame(plot: Plot) -> Frame:
 
 def _grid(frame: Frame, form: Format) -> Html:
     marks: list[Html] = []
-    short: Format = number if form is number else form
-    for value in ticks(*frame.y, count=4):
+    values = ticks(*frame.y, count=4)
+    for value, words in zip(values, _tick_labels(values, form), strict=True):
         y = frame.py(value)
         marks.append(
             element("path", class_="grid", d=f"M{frame.left:g},{y}H{frame.width - frame.right:g}")
         )
         marks.append(
-            element("text", text(short(value)), class_="tick", x=frame.left - 7, y=y + 3.5,
+            element("text", text(words), class_="tick", x=frame.left - 7, y=y + 3.5,
                     text_anchor="end")
         )  # fmt: skip
     bottom = frame.height - frame.bottom
@@ -138,6 +135,16 @@ def _grid(frame: Frame, form: Format) -> Html:
                     text_anchor="middle")
         )  # fmt: skip
     return element("g", *marks, aria_hidden="true")
+
+
+def _tick_labels(values: Sequence[float], form: Format) -> list[str]:
+    """Labels with as many digits as it takes to tell the ticks apart."""
+    labels = [form(value) for value in values]
+    digits = 4
+    while form is number and len(set(labels)) < len(labels) and digits < 9:
+        labels = [number(value, digits) for value in values]
+        digits += 1
+    return labels
 
 
 def _line(frame: Frame, line: Line) -> Html:

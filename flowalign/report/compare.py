@@ -1,8 +1,8 @@
 """Did it really get better? The change of a score, and how much of it noise could explain.
 
-Both evaluations draw the same pictures' noise for the same prompts, so the change is taken picture by
-picture: what the prompts have in common cancels, and the standard error of the change is smaller than
-the two scores' own errors suggest. Pictures of one prompt count as one observation.
+Both evaluations draw the same pictures' noise for the same prompts, so the change is taken picture
+by picture: what the prompts have in common cancels, and the standard error of the change is smaller
+than the two scores' own errors suggest. Pictures of one prompt count as one observation.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ def _read_metrics(path: Path, notes: list[str]) -> dict[str, Series]:
         except (ValueError, TypeError, KeyError, AttributeError):
             unreadable += 1
     if unreadable:
-        lines = "1 line" if unreadable == 1 else f"{unreadable} lines"
-        notes.append(f"{lines} of {path.name} could not be read and were left out.")
+        lines = "1 line was" if unreadable == 1 else f"{unreadable} lines were"
+        notes.append(f"{lines} left out of {path.name}: not readable.")
     recorded: dict[str, list[tuple[int, float]]] = {}
     for step in sorted(rows):
         for key, value in rows[step].items():

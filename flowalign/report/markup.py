@@ -1,4 +1,4 @@
-"""HTML as a type, so that the type checker refuses text that was not escaped; and number formats."""
+"""HTML as a type: the type checker refuses text that was not escaped; and number formats."""
 
 from __future__ import annotations
 
