@@ -188,7 +188,8 @@ def train(stage: Stage, pipeline: StableDiffusion3Pipeline, args: argparse.Names
                 f"step {step + 1}/{stage.steps} loss {mean:.4f} {seconds:.0f} s {pace:.3f} s/step",
                 flush=True,
             )
-    save(build_pipeline(args.seed), ema, args.out, {"seed": args.seed, "batch_size": args.batch_size})
+    facts = {"seed": args.seed, "batch_size": args.batch_size}
+    save(build_pipeline(args.seed), ema, args.out, facts)
 
 
 def main() -> None:
