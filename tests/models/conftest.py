@@ -17,15 +17,16 @@ from diffusers import (
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
 )
+from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers.models import Unigram
+from torch import Tensor
+from transformers import T5Config, T5EncoderModel, T5TokenizerFast
+
 from flowalign.embedded.network import build_pipeline, build_text_encoder, build_tokenizer
 from flowalign.models.load import embedded_folder, load_policy
 from flowalign.models.quiet import quiet
 from flowalign.models.sd3 import SD3Policy
 from flowalign.samplers import ODE, simulate
-from tokenizers import Tokenizer, pre_tokenizers, processors
-from tokenizers.models import Unigram
-from torch import Tensor
-from transformers import T5Config, T5EncoderModel, T5TokenizerFast
 
 PROMPTS = ["a red circle", "two blue squares"]
 T5_TOKENS = 8
