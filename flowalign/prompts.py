@@ -73,9 +73,12 @@ def read_prompts(path: Path) -> PromptSet:
     """
     if not path.is_file():
         raise ConfigError(f"the prompt file {path} does not exist")
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the prompt file {path} is not UTF-8 text; convert it") from error
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.split("\n"), 1):  # a prompt may hold a U+2028
         if not line.strip():
             continue
         if path.suffix != ".jsonl":

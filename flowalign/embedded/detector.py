@@ -26,7 +26,8 @@ SPECK_AREA = 0.008  # pieces of less soft area than this (8 pixels of 32 x 32) a
 CLEAR_STRAIN = 0.1  # strain (see `_strain`) of the best shape above which an object is unclear
 CLEAR_MARGIN = 0.03  # ... as it is when the second-best shape is strained hardly more
 SPLIT_SHARE = 0.2  # a colour with this share of a piece is an object of its own
-ASPECT = 0.8  # height / width (or its inverse) below which the fit is marked down
+ASPECT = 0.8  # height / width (or its inverse) below which an object is stretched ...
+STRETCH = 0.5  # ... and its strain grows by this for each unit of missing aspect
 
 _SCALES = (0.92, 1.0, 1.08)
 _RESOLUTION, _REACH = 192, 1.5  # of the table of distances: cells a side, half-width in radii
@@ -132,7 +133,7 @@ def _judge(
     y0, y1 = _extent(soft.max(1))
     fit = _fit(soft, (x0, y0, x1, y1))
     aspect = min((x1 - x0) / (y1 - y0), (y1 - y0) / (x1 - x0))
-    strain = _strain(fit) / min(1.0, aspect / ASPECT)
+    strain = _strain(fit) + STRETCH * max(0.0, ASPECT - aspect)
     best, second = np.argsort(strain)[:2]
     clear = strain[best] <= CLEAR_STRAIN and strain[second] - strain[best] >= CLEAR_MARGIN
     left, top = window[1].start, window[0].start

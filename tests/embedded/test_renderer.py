@@ -159,6 +159,11 @@ def test_a_rendered_shape_shows_the_colour_of_the_palette(monkeypatch):
                 assert color == item["color"]
 
 
+def test_no_two_colours_are_close():
+    for a, b in itertools.combinations(COLORS, 2):
+        assert np.linalg.norm(np.subtract(COLORS[a], COLORS[b])) > 70, (a, b)
+
+
 # Areas in units of r^2, from the corners by hand.
 AREAS = {
     "circle": np.pi,
