@@ -1,6 +1,6 @@
 """Checkpoints: safetensors and JSON, written atomically, restored exactly.
 
-``checkpoints/step-000020/`` holds ``state.json`` (step, geometry, optimizer scalars),
+``checkpoints/step-000020/`` holds ``state.json`` (step, geometry, optimizer scalars, checksums),
 ``parameters.safetensors``, ``snapshots.safetensors``, ``optimizer.safetensors`` and one
 ``rng-<rank>.safetensors`` a process. A checkpoint appears by one rename, so a killed run leaves the
 previous one whole. Nothing is pickled.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,8 @@ def save_checkpoint(
     for name, values in files.items():
         contiguous = {key: value.cpu().contiguous() for key, value in values.items()}
         save_file(contiguous, partial / f"{name}.safetensors")
-    state = dict(facts) | {"step": step, "optimizer": scalars}
+    sums = {name: _checksum(partial / f"{name}.safetensors") for name in files}
+    state = dict(facts) | {"step": step, "optimizer": scalars, "crc32": sums}
     (partial / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
     for file in partial.iterdir():
         _sync(file)
@@ -100,7 +102,11 @@ def load_checkpoint(
     Raises:
         CheckpointError: if a file is missing or damaged, or belongs to other parameters.
     """
+    state = read_state(path)
     try:
+        for name in ("parameters", "snapshots", "optimizer", f"rng-{rank:05d}"):
+            if _checksum(path / f"{name}.safetensors") != state["crc32"][name]:
+                raise ValueError(f"{name}.safetensors is damaged")
         saved = load_file(path / "parameters.safetensors")
         if saved.keys() != parameters.keys():
             raise KeyError("it holds other parameters than this recipe trains")
@@ -108,10 +114,8 @@ def load_checkpoint(
             for name, parameter in parameters.items():
                 parameter.copy_(saved[name])
         snapshots.load_state_dict(load_file(path / "snapshots.safetensors"))
-        scalars = read_state(path)["optimizer"]
-        optimizer.load_state_dict(
-            _join_optimizer(load_file(path / "optimizer.safetensors"), scalars)
-        )
+        moments = load_file(path / "optimizer.safetensors")
+        optimizer.load_state_dict(_join_optimizer(moments, state["optimizer"]))
         return load_file(path / f"rng-{rank:05d}.safetensors")
     except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise _corrupt(path, error) from error
@@ -143,6 +147,15 @@ def _join_optimizer(tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -
         index, name = key.split("/", 1)
         state.setdefault(int(index), {})[name] = value
     return {"state": state, "param_groups": scalars["param_groups"]}
+
+
+def _checksum(path: Path) -> str:
+    """CRC-32 of a file: a flipped bit in a tensor would load without a word."""
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 24):
+            value = zlib.crc32(block, value)
+    return f"{value:08x}"
 
 
 def _sync(path: Path) -> None:

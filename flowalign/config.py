@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Positive = Field(gt=0)
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -125,6 +125,12 @@ class TrainingConfig(Section):
     )
     max_invalid_fraction: float = Field(0.5, ge=0, le=1, description="failed rewards in one batch")
     threads: int | None = Field(None, ge=1, description="torch threads on a CPU; null: torch's own")
+
+    @field_validator("mixed_precision", mode="before")
+    @classmethod
+    def _no_is_a_word(cls, value: Any) -> Any:
+        """YAML 1.1 reads an unquoted ``no`` as false."""
+        return "no" if value is False else value
 
 
 class EvaluationConfig(Section):

@@ -17,7 +17,7 @@ _NOISE, _PATH = 0, 1  # purposes of a sample's random streams
 
 
 class PromptEncoder:
-    """Encodes each prompt once and keeps the result."""
+    """Encodes each prompt once, the same whatever it comes with, and keeps the result."""
 
     def __init__(self, policy: Policy, device: torch.device | str = "cpu") -> None:
         """``device`` is where conditions are handed out; the cache stays on the CPU."""
@@ -26,11 +26,9 @@ class PromptEncoder:
 
     def __call__(self, prompts: Sequence[str]) -> Condition:
         """The condition of ``prompts``, one row each, repeats included."""
-        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._cache]
-        if missing:
-            encoded = self.policy.encode(missing).to("cpu")
-            for i, prompt in enumerate(missing):
-                self._cache[prompt] = encoded.select(slice(i, i + 1))
+        for prompt in dict.fromkeys(prompts):
+            if prompt not in self._cache:  # alone: its neighbours would change the last bits
+                self._cache[prompt] = self.policy.encode([prompt]).to("cpu")
         return Condition.cat([self._cache[prompt] for prompt in prompts]).to(self.device)
 
 

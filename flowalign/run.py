@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from flowalign.recipe import dump_config, load_config
 # What may differ between a run and its resumption: how long it goes on and what it reports.
 _FREE = ("description", "training.iterations", "training.threads", "training.preflight_bound",
          "evaluation", "checkpoint", "tracking")  # fmt: skip
+
+# What a run leaves; the marks of a run folder come last.
+_OWN = ("checkpoints", "eval", "samples", "lora", "model", "metrics.jsonl", "report.html",
+        "config.yaml", "run.json")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +48,46 @@ class RunFolder:
         """Its pictures."""
         return self.root / "samples" / f"step-{step:06d}"
 
+    @property
+    def status(self) -> Path:
+        """How far the run came; what tells a run folder from any other."""
+        return self.root / "run.json"
+
     def seconds(self) -> float:
         """Seconds that earlier sessions of this run took."""
-        path = self.root / "run.json"
-        status = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return float(status.get("seconds", 0.0))
+        return float(self._facts().get("seconds", 0.0))
 
     def write_status(self, **facts: Any) -> None:
         """Update ``run.json``."""
-        path = self.root / "run.json"
-        old = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        write_atomic(path, json.dumps(old | facts, indent=2) + "\n")
+        write_atomic(self.status, json.dumps(self._facts() | facts, indent=2) + "\n")
+
+    def begin(self, config: Config, overwrite: bool) -> None:
+        """Write the first files; ``overwrite`` removes an earlier run, and nothing else, before.
+
+        Raises:
+            ConfigError: if the folder cannot be written.
+        """
+        try:
+            if overwrite:
+                self._remove()
+            self.write_status(status="starting")
+            write_atomic(self.config, dump_config(config))
+        except OSError as error:
+            raise _unwritable(self.root, error.strerror or str(error)) from error
+
+    def _facts(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self.status.read_text(encoding="utf-8")))
+        except (OSError, ValueError):  # it only informs
+            return {}
+
+    def _remove(self) -> None:
+        for name in _OWN:
+            path = self.root / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -67,7 +101,10 @@ def write_atomic(path: Path, text: str) -> None:
 def open_run(
     root: Path, config: Config, resume: bool, overwrite: bool
 ) -> tuple[RunFolder, Path | None]:
-    """Make or reopen a run folder; returns it and the checkpoint to go on from.
+    """Look at a run folder, without a change, before the weights are loaded.
+
+    Returns:
+        the folder, and the checkpoint to go on from, if there is one.
 
     Raises:
         ConfigError: if the folder holds a run and neither flag is given, or cannot be written.
@@ -75,28 +112,33 @@ def open_run(
             damaged.
     """
     run = RunFolder(root=root)
-    checkpoint = None
-    if run.config.is_file() and not overwrite:
-        if not resume:
-            raise ConfigError(
-                f"{root} already holds a run: add --resume to go on, --overwrite to start again, "
-                "or --out for another folder"
-            )
-        _check_same(load_config(run.config), config, root)
-        checkpoint = latest_checkpoint(root)
-        if checkpoint:
-            read_state(checkpoint)
-    try:
-        if overwrite and run.config.is_file():
-            shutil.rmtree(root)
-        root.mkdir(parents=True, exist_ok=True)
-        write_atomic(run.config, dump_config(config))
-    except OSError as error:
-        reason = error.strerror or str(error)
+    place = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
+    if not place.is_dir():
+        raise _unwritable(root, f"{place} is a file")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise _unwritable(root, f"{place} may not be written by you")
+    if run.config.is_file() and not run.status.is_file():
         raise ConfigError(
-            f"the run folder {root} cannot be written ({reason}): give --out a folder of your own"
-        ) from error
+            f"{root} holds a config.yaml but is no run folder: give --out a folder of its own"
+        )
+    if not run.config.is_file() or overwrite:
+        return run, None
+    if not resume:
+        raise ConfigError(
+            f"{root} already holds a run: add --resume to go on, --overwrite to start again, "
+            "or --out for another folder"
+        )
+    _check_same(load_config(run.config), config, root)
+    checkpoint = latest_checkpoint(root)
+    if checkpoint:
+        read_state(checkpoint)
     return run, checkpoint
+
+
+def _unwritable(root: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"the run folder {root} cannot be written ({reason}): give --out a folder of your own"
+    )
 
 
 def _check_same(old: Config, new: Config, root: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs
 
 from flowalign.benchmarks import get_benchmark
@@ -77,12 +78,22 @@ class Trainer:
         self.on_iteration, self.say = on_iteration, say
         if config.training.threads:
             torch.set_num_threads(config.training.threads)
+        # accelerate refuses a second run of this process that has another precision
+        if (
+            AcceleratorState._shared_state.get("_mixed_precision")
+            != config.training.mixed_precision
+        ):
+            AcceleratorState._reset_state()
         self.accelerator = Accelerator(
             mixed_precision=config.training.mixed_precision,
             cpu=cpu or not torch.cuda.is_available(),
             log_with=list(config.tracking.trackers) or None,
             project_dir=str(out),
-            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=False)],
+            # buffers never change; broadcasting them would make every forward a collective, also
+            # those that the main process does alone
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(find_unused_parameters=False, broadcast_buffers=False)
+            ],
         )
         self.geometry = geometry(config, self.accelerator.num_processes)
         self.parts = build_parts(config)
@@ -97,8 +108,11 @@ class Trainer:
         self.done, self.images = 0, 0
         if checkpoint:
             self._restore(checkpoint)
-        else:
-            self._fresh(resume)
+        elif resume:
+            self.say("no checkpoint to resume from yet: starting at iteration 0")
+        if self.accelerator.is_main_process:  # nothing was written before all could be loaded
+            self.run.begin(config, overwrite)
+            truncate_metrics(self.run.metrics, self.done)
 
     def _prepare(self) -> None:
         """Optimizer, snapshots, distributed wrapping, and the plan of the rollouts."""
@@ -320,15 +334,7 @@ class Trainer:
         restore_rng(self.accelerator, rng)
         self.done, self.images = state["step"], state["images"]
         self.updater.skipped, self.updater.moved = state["skipped"], True
-        if self.accelerator.is_main_process:
-            truncate_metrics(self.run.metrics, self.done)
         self.say(f"resumed from {checkpoint} after {self.done} iterations")
-
-    def _fresh(self, resume: bool) -> None:
-        if self.accelerator.is_main_process:
-            truncate_metrics(self.run.metrics, 0)
-        if resume:
-            self.say("no checkpoint to resume from yet: starting at iteration 0")
 
     def _write_status(self, **facts: str | float) -> None:
         if self.accelerator.is_main_process:

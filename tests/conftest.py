@@ -24,7 +24,9 @@ def condition(n: int) -> Condition:
 def toy_rollout() -> Callable[..., Rollout]:
     """A rollout of the Gaussian oracle with given rewards and groups."""
 
-    def build(values: Tensor, group: Tensor, valid: Tensor | None = None, steps: int = 4) -> Rollout:
+    def build(
+        values: Tensor, group: Tensor, valid: Tensor | None = None, steps: int = 4
+    ) -> Rollout:
         n = len(values)
         policy = GaussianPolicy(0.7, 0.5)
         noise = torch.randn(n, 2, 3, generator=torch.Generator().manual_seed(0))

@@ -9,6 +9,7 @@ import traceback
 import typer
 
 from flowalign.cli import bench, demo, inspect, run
+from flowalign.cli.launch import start_missing_processes
 from flowalign.errors import FlowalignError
 
 app = typer.Typer(
@@ -39,12 +40,22 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        app(args=arguments)  # leaves by SystemExit
+        start_missing_processes()
+        app(args=arguments, prog_name="flowalign")  # leaves by SystemExit
     except FlowalignError as error:
-        if debug:
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
-        _exit(1)
+        _tell(str(error), debug)
+    except OSError as error:  # a full disk, a folder of somebody else
+        what = f"{error.filename}: " if error.filename else ""
+        why = error.strerror or error
+        _tell(f"{what}{why}; check the path and the free space, then run it again", debug)
+
+
+def _tell(message: str, debug: bool) -> None:
+    """The sentence, and with --debug where it comes from."""
+    if debug:
+        traceback.print_exc()
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    _exit(1)
 
 
 def _exit(code: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,15 +24,21 @@ Overrides = Annotated[
 console = Console(stderr=True, highlight=False)
 
 
+def speaks() -> bool:
+    """Whether this is the process, of all that a launcher started, that talks to the user."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def emit(result: dict[str, Any], as_json: bool) -> None:
     """The machine-readable result, if asked for."""
-    if as_json:
+    if as_json and speaks():
         print(json.dumps(result), flush=True)
 
 
 def say(text: str) -> None:
     """A line for a person, on stderr."""
-    console.print(text, markup=False)
+    if speaks():
+        console.print(text, markup=False, soft_wrap=True)
 
 
 def bar() -> Progress:
@@ -43,6 +50,7 @@ def bar() -> Progress:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
+        disable=not speaks(),
     )
 
 

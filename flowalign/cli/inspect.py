@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from flowalign.cli.common import Json, Overrides, console, emit, say
+from flowalign.cli.common import Json, Overrides, emit, say
 from flowalign.errors import FlowalignError
 
 
@@ -74,7 +74,7 @@ def explain(
     plan = {"prompts in the set": len(parts.prompts)} | plan
     width = max(map(len, plan))
     for label, value in plan.items():
-        console.print(f"{label:{width}s}  {value}", markup=False)
+        say(f"{label:{width}s}  {value}")
     if config:
         say(dump_config(resolved))
     emit(plan, json)

@@ -67,10 +67,8 @@ def train_recipe(
             overwrite=overwrite,
             cpu=cpu,
             on_iteration=show,
-            say=lambda text: progress.console.print(text, markup=False),
+            say=say,
         )
-        main = trainer.accelerator.is_main_process
-        progress.disable = not main
         try:
             result = trainer.train()
         except KeyboardInterrupt as error:
@@ -85,7 +83,7 @@ def train_recipe(
         "before": result.before.score if result.before else None,
         "after": result.after.score if result.after else None,
     }
-    if main:
+    if trainer.accelerator.is_main_process:
         page = write_report(result.run)
         summary["report"] = str(page)
         say(f"report: {page}")
