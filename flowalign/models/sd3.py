@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -92,7 +93,7 @@ class SD3Policy(PipelinePolicy):
             raise ValueError("encode needs at least one prompt")
         chunks = [prompts[i : i + _ENCODE_BATCH] for i in range(0, len(prompts), _ENCODE_BATCH)]
         positive = Condition.cat([self._encode(list(chunk)) for chunk in chunks])
-        negative = self._encode([self.negative_prompt])
+        negative = self._negative
         assert negative.pooled is not None
         return Condition(
             embeds=positive.embeds,
@@ -102,6 +103,10 @@ class SD3Policy(PipelinePolicy):
                 pooled=negative.pooled.expand(len(prompts), -1),
             ),
         )
+
+    @cached_property
+    def _negative(self) -> Condition:
+        return self._encode([self.negative_prompt])
 
     def _encode(self, prompts: list[str]) -> Condition:
         embeds, _, pooled, _ = self.pipeline.encode_prompt(
