@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
-from flowalign.embedded.shapes import COLORS, SHAPES, Array, palette
+from flowalign.embedded.shapes import COLORS, SHAPES, Array, palette, to_arrays
 
 UNCLEAR = "unclear"
 """The label of a visible object that is no clear shape."""
@@ -53,10 +53,7 @@ def detect(images: Tensor) -> list[list[Detection]]:
     Raises:
         ValueError: if the shape is another.
     """
-    if images.ndim != 4 or images.shape[1] != 3 or images.shape[2] != images.shape[3]:
-        raise ValueError(f"expected square images (B, 3, H, H), got {tuple(images.shape)}")
-    pixels = images.detach().float().cpu().permute(0, 2, 3, 1).numpy()
-    return [_detect(image) for image in pixels]
+    return [_detect(image) for image in to_arrays(images)]
 
 
 def _detect(image: Array) -> list[Detection]:

@@ -14,7 +14,16 @@ from scipy import ndimage
 from torch import Tensor
 
 from flowalign.embedded.renderer import CAP, GAP, PAD, STROKE, WIDTH
-from flowalign.embedded.shapes import COLORS, LETTERS, SIGN_COLORS, Array, coverage, letter, palette
+from flowalign.embedded.shapes import (
+    COLORS,
+    LETTERS,
+    SIGN_COLORS,
+    Array,
+    coverage,
+    letter,
+    palette,
+    to_arrays,
+)
 
 UNCLEAR = "?"
 """What is read where no letter is clear."""
@@ -36,10 +45,7 @@ def read(images: Tensor) -> list[str]:
     Raises:
         ValueError: if the shape is another.
     """
-    if images.ndim != 4 or images.shape[1] != 3 or images.shape[2] != images.shape[3]:
-        raise ValueError(f"expected square images (B, 3, H, H), got {tuple(images.shape)}")
-    pixels = images.detach().float().cpu().permute(0, 2, 3, 1).numpy()
-    return ["".join(_read(image)) for image in pixels]
+    return ["".join(_read(image)) for image in to_arrays(images)]
 
 
 def _read(image: Array) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 Array = NDArray[Any]  # float32 throughout; numpy's stubs lose the precision
 
@@ -144,3 +145,14 @@ def pixel_grid(size: int) -> tuple[Array, Array]:
     centre = np.arange(size, dtype=np.float32) + 0.5
     x, y = np.meshgrid(centre, centre)
     return x, y
+
+
+def to_arrays(images: Tensor) -> Array:
+    """Pictures ``(B, 3, H, H)`` in [0, 1] as ``(B, H, H, 3)`` for the judges.
+
+    Raises:
+        ValueError: if the shape is another.
+    """
+    if images.ndim != 4 or images.shape[1] != 3 or images.shape[2] != images.shape[3]:
+        raise ValueError(f"expected square images (B, 3, H, H), got {tuple(images.shape)}")
+    return np.asarray(images.detach().float().cpu().permute(0, 2, 3, 1).numpy())
