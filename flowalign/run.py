@@ -94,8 +94,12 @@ def write_atomic(path: Path, text: str) -> None:
     """Write a file by one rename, so that no reader ever sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".partial-{path.name}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def open_run(
