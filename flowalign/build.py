@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from flowalign.config import Config, Plugin
 from flowalign.errors import ConfigError
 from flowalign.models.base import LoraOptions, PipelinePolicy
 from flowalign.models.load import load_policy
+from flowalign.models.toy import GaussianPolicy
 from flowalign.objectives.base import Balancer, Credit, Objective, Penalty
 from flowalign.prompts import PromptSet, load_prompts
 from flowalign.registry import (
@@ -89,8 +91,26 @@ def build_parts(config: Config) -> Parts:
     return parts
 
 
+def check_grid(sampler: Sampler, times: Tensor, stochastic: Tensor) -> None:
+    """Try the sampler's stochastic steps on one number, before any picture is made.
+
+    Raises:
+        ConfigError: if a step is impossible on this grid.
+    """
+    policy, x = GaussianPolicy(0.0, 1.0), torch.zeros(1, 1)
+    for step in stochastic.nonzero().flatten().tolist():
+        try:
+            sampler.kernel(policy, x, times[step], times[step + 1], None)
+        except ValueError as error:
+            raise ConfigError(f"rollout.sampler: {error}") from error
+
+
 def _plugin(registry: Registry, plugin: Plugin, **given: object) -> Any:
     accepted = inspect.signature(registry.get(plugin.name)).parameters
+    if taken := sorted(plugin.options.keys() & given.keys()):
+        raise ConfigError(
+            f"{registry.kind} {plugin.name}: {taken[0]} are rewards.N.weight, not an option"
+        )
     return registry.build(
         plugin.name,
         **plugin.options,

@@ -102,22 +102,33 @@ def load_checkpoint(
     Raises:
         CheckpointError: if a file is missing or damaged, or belongs to other parameters.
     """
-    state = read_state(path)
+    names = ("parameters", "snapshots", "optimizer", f"rng-{rank:05d}")
+    saved, taken, moments, rng = (read_tensors(path, name) for name in names)  # all before any
     try:
-        for name in ("parameters", "snapshots", "optimizer", f"rng-{rank:05d}"):
-            if _checksum(path / f"{name}.safetensors") != state["crc32"][name]:
-                raise ValueError(f"{name}.safetensors is damaged")
-        saved = load_file(path / "parameters.safetensors")
         if saved.keys() != parameters.keys():
             raise KeyError("it holds other parameters than this recipe trains")
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(saved[name])
-        snapshots.load_state_dict(load_file(path / "snapshots.safetensors"))
-        moments = load_file(path / "optimizer.safetensors")
-        optimizer.load_state_dict(_join_optimizer(moments, state["optimizer"]))
-        return load_file(path / f"rng-{rank:05d}.safetensors")
-    except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        snapshots.load_state_dict(taken)
+        optimizer.load_state_dict(_join_optimizer(moments, read_state(path)["optimizer"]))
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise _corrupt(path, error) from error
+    return rng
+
+
+def read_tensors(path: Path, name: str) -> dict[str, Tensor]:
+    """One file of a checkpoint, e.g. ``parameters``, after its checksum.
+
+    Raises:
+        CheckpointError: if it is missing or damaged.
+    """
+    file = path / f"{name}.safetensors"
+    try:
+        if _checksum(file) != read_state(path)["crc32"][name]:
+            raise ValueError(f"{file.name} is damaged")
+        return load_file(file)
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise _corrupt(path, error) from error
 
 

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from typing_extensions import Self
 
 Positive = Field(gt=0)
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -25,6 +33,13 @@ class Plugin(Section):
 
     name: str
     options: dict[str, Any] = {}
+
+
+def _default_name(cls: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
+    """Options alone belong to the default plug-in."""
+    if isinstance(value, dict) and value.keys() == {"options"}:
+        return {"name": cls.model_fields[str(info.field_name)].default.name, **value}
+    return value
 
 
 class RewardConfig(Plugin):
@@ -67,7 +82,7 @@ class PromptConfig(Section):
     )
     tasks: list[str] | None = Field(None, description="embedded worlds only: a subset of the tasks")
     count: int = Field(1024, ge=1, description="embedded worlds only: prompts drawn for the set")
-    seed: int = 0
+    seed: int = Field(0, ge=0)
 
 
 class StepsConfig(Section):
@@ -76,13 +91,21 @@ class StepsConfig(Section):
     kind: Literal["all", "window"] = "all"
     start: int = Field(0, ge=0, description="window: first stochastic step")
     length: int = Field(4, ge=1, description="window: number of stochastic steps")
-    last: bool = Field(False, description="all: let the last step be stochastic too")
+    last: bool = Field(False, description="let the last step be stochastic too")
+
+    @model_validator(mode="after")
+    def _window_only(self) -> Self:
+        for name in ("start", "length") if self.kind == "all" else ():
+            if getattr(self, name) != StepsConfig.model_fields[name].default:
+                raise ValueError(f"{name} is for kind=window; with kind=all it changes nothing")
+        return self
 
 
 class RolloutConfig(Section):
     """How trajectories are sampled."""
 
     sampler: Plugin = Plugin(name="flow_sde")
+    _named = field_validator("sampler", mode="before")(_default_name)
     steps: StepsConfig = StepsConfig()
     num_inference_steps: int = Field(10, ge=1)
     guidance_scale: float = Field(1.0, ge=0, description="true CFG in rollout and replay; 1 = off")
@@ -104,6 +127,9 @@ class OptimizerConfig(Section):
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     warmup_iterations: int = Field(0, ge=0)
+    schedule: Literal["constant", "linear"] = Field(
+        "constant", description="linear: down to 0 at the last iteration"
+    )
     max_grad_norm: float = Field(1.0, gt=0)
 
 
@@ -115,7 +141,7 @@ class TrainingConfig(Section):
     batch_size: int = Field(
         64, ge=1, description="transitions per forward and backward, per process"
     )
-    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    mixed_precision: Literal["no", "bf16"] = "no"
     ema_decay: float | None = Field(0.9, ge=0, lt=1, description="per iteration; null: no EMA")
     preflight_bound: float | None = Field(
         None, gt=0, description="largest |log ratio| before the first update; null: by precision"
@@ -137,12 +163,15 @@ class EvaluationConfig(Section):
     """Measured before, after and optionally during training, on held-out prompts by the ODE."""
 
     benchmark: Literal["geneval", "ocr"] | None = "geneval"
+    detector: Literal["embedded"] | None = Field(
+        None, description="the judge's eye; null: the one that fits the model"
+    )
     prompts: int = Field(204, ge=1)
     images_per_prompt: int = Field(2, ge=1)
     num_inference_steps: int | None = Field(None, ge=1, description="null: as in the rollout")
     guidance_scale: float | None = Field(None, ge=0, description="null: as in the rollout")
     batch_size: int = Field(64, ge=1)
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     every: int = Field(0, ge=0, description="iterations between evaluations; 0: before and after")
     ema: bool = Field(True, description="evaluate and export the EMA weights")
     keep_images: int = Field(96, ge=0, description="pictures kept of each evaluation")
@@ -166,7 +195,7 @@ class Config(Section):
     """One run."""
 
     description: str = ""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     model: ModelConfig = ModelConfig()
     prompts: PromptConfig = PromptConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -180,3 +209,4 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
+    _named = field_validator("objective", "credit", "balancer", mode="before")(_default_name)

@@ -1,12 +1,14 @@
-"""All communication between processes."""
+"""All communication between processes, and what accelerate does to a module."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
 from flowalign.types import Rollout
 
@@ -15,6 +17,20 @@ def local_rows(accelerator: Accelerator, rollouts: int) -> range:
     """This process' contiguous share of an iteration's rows."""
     share = rollouts // accelerator.num_processes
     return range(accelerator.process_index * share, (accelerator.process_index + 1) * share)
+
+
+@contextmanager
+def without_autocast(module: nn.Module) -> Iterator[None]:
+    """Within it a module that accelerate prepared computes in the dtype of its weights.
+
+    accelerate puts autocast around ``forward`` as an attribute of the instance.
+    """
+    wrapped = module.__dict__.pop("forward", None)
+    try:
+        yield
+    finally:
+        if wrapped is not None:
+            module.__dict__["forward"] = wrapped
 
 
 def gather_rows(accelerator: Accelerator, value: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +20,7 @@ from flowalign.prompts import PromptSet
 from flowalign.rollout import PromptEncoder
 from flowalign.samplers.ode import ODE
 from flowalign.samplers.simulate import randn, simulate
-from flowalign.seeding import generator
+from flowalign.seeding import Purpose, generator
 from flowalign.types import Trainable
 
 Progress = Callable[[Iterable[int]], Iterable[int]]
@@ -100,7 +102,7 @@ def evaluate(
     for start in progress(starts) if progress else starts:
         part = pairs[start : start + batch_size]
         condition = encoder([chosen.prompts[i] for i, _ in part])
-        streams = [generator(seed, i, j) for i, j in part]
+        streams = [generator(Purpose.EVALUATION, seed, i, j) for i, j in part]
         noise = randn((len(part), *shape), streams, condition.embeds.device)
         with torch.no_grad():
             path = simulate(
@@ -116,6 +118,8 @@ def evaluate(
         "num_inference_steps": num_inference_steps,
         "guidance_scale": guidance_scale,
         "seed": seed,
+        "size": list(media.shape[-2:]),
+        "dtype": str(getattr(policy, "dtype", torch.float32)).removeprefix("torch."),
         "split": bench.split,
         "prompts_sha256": chosen.sha256,
     }
@@ -145,9 +149,10 @@ def _result(
             )
         scores[name] = values
     headline = scores[bench.headline]
-    tasks = {
-        tag: _task(headline, tags, tag, protocol["images_per_prompt"]) for tag in sorted(set(tags))
-    }
+    tasks = {}
+    for tag in sorted(set(tags)):
+        own = [row for row, other in enumerate(tags) if other == tag]
+        tasks[tag] = _task([float(headline[row]) for row in own], [texts[row] for row in own])
     metrics = {
         name: sum(float(v[_where(tags, tag)].mean()) for tag in tasks) / len(tasks)
         for name, v in scores.items()
@@ -178,12 +183,29 @@ def _where(tags: Sequence[str], tag: str) -> Tensor:
     return torch.tensor([t == tag for t in tags])
 
 
-def _task(values: Tensor, tags: Sequence[str], tag: str, per_prompt: int) -> dict[str, float]:
-    """Mean and standard error of one task; the pictures of a prompt are not independent."""
-    own = values[_where(tags, tag)]
-    per = own.view(-1, per_prompt).mean(1)
-    error = float(per.std() / len(per) ** 0.5) if len(per) > 1 else 0.0
-    return {"score": float(own.mean()), "stderr": error, "n": len(own)}
+def _task(scores: Sequence[float], prompts: Sequence[str]) -> dict[str, float]:
+    """Mean and standard error of one task."""
+    return {
+        "score": sum(scores) / len(scores),
+        "stderr": standard_error(scores, prompts),
+        "n": len(scores),
+    }
+
+
+def standard_error(scores: Sequence[float], prompts: Sequence[str]) -> float:
+    """Of the mean of scores in [0, 1]: all pictures of one prompt count as one observation.
+
+    Cluster-robust, ``sqrt(n / (n - 1) * sum_prompt (sum of residuals)^2) / pictures``. With a
+    single prompt it cannot be known, and 0.5, the most that it can be, stands for it.
+    """
+    mean = sum(scores) / len(scores)
+    residuals: dict[str, float] = defaultdict(float)
+    for value, prompt in zip(scores, prompts, strict=True):
+        residuals[prompt] += value - mean
+    n = len(residuals)
+    if n < 2:
+        return 0.5
+    return math.sqrt(n / (n - 1) * sum(r * r for r in residuals.values())) / len(scores)
 
 
 def _keep(media: Tensor, folder: Path, count: int) -> dict[int, str]:

@@ -14,7 +14,7 @@ import torch
 from flowalign.config import PromptConfig
 from flowalign.embedded.grammar import GENEVAL_TASKS, TASKS, Split, prompt_set
 from flowalign.errors import ConfigError, unknown
-from flowalign.seeding import generator
+from flowalign.seeding import Purpose, generator
 
 EMBEDDED = {"embedded:geneval": GENEVAL_TASKS, "embedded:ocr": ("ocr",), "embedded:all": TASKS}
 
@@ -43,7 +43,10 @@ class PromptSet:
         """
         size, first = len(self), iteration * n
         epochs = range(first // size, (first + n - 1) // size + 1)
-        passes = [torch.randperm(size, generator=generator(seed, epoch)) for epoch in epochs]
+        passes = [
+            torch.randperm(size, generator=generator(Purpose.PROMPTS, seed, epoch))
+            for epoch in epochs
+        ]
         start = first - epochs[0] * size
         return [int(i) for i in torch.cat(passes)[start : start + n]]
 
@@ -71,6 +74,11 @@ def read_prompts(path: Path) -> PromptSet:
     Raises:
         ConfigError: for a missing or empty file, or naming the first bad line.
     """
+    if path.suffix not in (".txt", ".jsonl"):
+        raise ConfigError(
+            f"prompts.source={path} must be embedded:geneval, embedded:ocr, a .txt file (one "
+            "prompt a line) or a .jsonl file (objects with prompt and metadata)"
+        )
     if not path.is_file():
         raise ConfigError(f"the prompt file {path} does not exist")
     try:

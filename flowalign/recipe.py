@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -15,6 +16,17 @@ from flowalign.config import Config
 from flowalign.errors import ConfigError, unknown
 
 _RECIPES = "flowalign.recipes"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's numbers: PyYAML reads ``1e-5`` as a string."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
 
 
 def recipe_names() -> list[str]:
@@ -52,7 +64,7 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     path = find_recipe(str(recipe))
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {_one_line(error)}") from error
     if not isinstance(data, dict):
@@ -80,7 +92,7 @@ def _apply(data: Any, override: str) -> None:
     if not separator or not key:
         raise ConfigError(f"override {override!r} must look like section.key=value")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"the value of override {override!r} is not valid YAML") from error
     *parents, last = key.split(".")

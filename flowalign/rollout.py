@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from flowalign.prompts import PromptSet
 from flowalign.samplers.simulate import randn, simulate
-from flowalign.seeding import generator
+from flowalign.seeding import Purpose, generator
 from flowalign.types import Condition, Metadata, Policy, Rewards, Rollout, Sampler, Trajectory
-
-_NOISE, _PATH = 0, 1  # purposes of a sample's random streams
 
 
 class PromptEncoder:
@@ -22,14 +20,21 @@ class PromptEncoder:
     def __init__(self, policy: Policy, device: torch.device | str = "cpu") -> None:
         """``device`` is where conditions are handed out; the cache stays on the CPU."""
         self.policy, self.device = policy, device
-        self._cache: dict[str, Condition] = {}
+        self._cache: dict[str, Condition] = {}  # without negative, which is one for all
+        self._negative: Condition | None = None
 
     def __call__(self, prompts: Sequence[str]) -> Condition:
         """The condition of ``prompts``, one row each, repeats included."""
         for prompt in dict.fromkeys(prompts):
             if prompt not in self._cache:  # alone: its neighbours would change the last bits
-                self._cache[prompt] = self.policy.encode([prompt]).to("cpu")
-        return Condition.cat([self._cache[prompt] for prompt in prompts]).to(self.device)
+                encoded = self.policy.encode([prompt]).to("cpu")
+                self._negative = encoded.negative
+                self._cache[prompt] = replace(encoded, negative=None)
+        condition = Condition.cat([self._cache[prompt] for prompt in prompts])
+        if self._negative is not None:
+            rows = torch.zeros(len(prompts), dtype=torch.long)
+            condition = replace(condition, negative=self._negative.select(rows))
+        return condition.to(self.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +120,7 @@ def _simulate(
     device: torch.device,
 ) -> Trajectory:
     starts = [row // plan.group_size * plan.group_size if plan.same_noise else row for row in rows]
-    first = [generator(plan.seed, iteration, row, _NOISE) for row in starts]
+    first = [generator(Purpose.START, plan.seed, iteration, row) for row in starts]
     noise = randn((len(rows), *plan.latent_shape), first, device)
     with torch.no_grad():
         return simulate(
@@ -124,7 +129,7 @@ def _simulate(
             plan.times,
             noise,
             condition,
-            [generator(plan.seed, iteration, row, _PATH) for row in rows],
+            [generator(Purpose.PATH, plan.seed, iteration, row) for row in rows],
             plan.stochastic,
             guidance=plan.guidance,
             keep=plan.keep,

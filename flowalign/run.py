@@ -17,7 +17,7 @@ from flowalign.recipe import dump_config, load_config
 
 # What may differ between a run and its resumption: how long it goes on and what it reports.
 _FREE = ("description", "training.iterations", "training.threads", "training.preflight_bound",
-         "evaluation", "checkpoint", "tracking")  # fmt: skip
+         "evaluation.every", "evaluation.keep_images", "checkpoint", "tracking")  # fmt: skip
 
 # What a run leaves; the marks of a run folder come last.
 _OWN = ("checkpoints", "eval", "samples", "lora", "model", "metrics.jsonl", "report.html",
@@ -68,7 +68,7 @@ class RunFolder:
             ConfigError: if the folder cannot be written.
         """
         try:
-            if overwrite:
+            if overwrite and self.status.is_file():
                 self._remove()
             self.write_status(status="starting")
             write_atomic(self.config, dump_config(config))
@@ -121,9 +121,10 @@ def open_run(
         raise _unwritable(root, f"{place} is a file")
     if not os.access(place, os.W_OK | os.X_OK):
         raise _unwritable(root, f"{place} may not be written by you")
-    if run.config.is_file() and not run.status.is_file():
+    foreign = [] if run.status.is_file() else [n for n in _OWN if (root / n).exists()]
+    if foreign:
         raise ConfigError(
-            f"{root} holds a config.yaml but is no run folder: give --out a folder of its own"
+            f"{root} holds {foreign[0]} but is no run folder: give --out a folder of its own"
         )
     if not run.config.is_file() or overwrite:
         return run, None
@@ -149,6 +150,8 @@ def _check_same(old: Config, new: Config, root: Path) -> None:
     before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
     for key in sorted(before.keys() | after.keys()):
         free = any(key == name or key.startswith(f"{name}.") for name in _FREE)
+        if key == "training.iterations" and new.optimizer.schedule != "constant":
+            free = False  # it would change every rate
         if not free and before.get(key) != after.get(key):
             raise CheckpointError(
                 f"{root} was trained with {key}={before.get(key)!r}, not {after.get(key)!r}: "

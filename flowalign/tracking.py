@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from flowalign.errors import ConfigError
+from flowalign.run import write_atomic
 
 
 class Metrics:
@@ -67,4 +71,15 @@ def truncate_metrics(path: Path, step: int) -> None:
             break  # the line that was being written when the run died
         if row["step"] <= step:
             kept.append(line)
-    path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    write_atomic(path, "".join(line + "\n" for line in kept))
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers that are not installed: accelerate would leave them out without a word.
+
+    Raises:
+        ConfigError: naming the package.
+    """
+    for name in names:
+        if find_spec(name) is None:
+            raise ConfigError(f"the tracker {name} is not installed: pip install {name}")

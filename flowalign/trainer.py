@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
 from flowalign.benchmarks import get_benchmark
-from flowalign.build import DTYPES, build_parts, build_policy
+from flowalign.build import DTYPES, build_parts, build_policy, check_grid
 from flowalign.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
@@ -30,15 +31,16 @@ from flowalign.distributed import (
     local_rows,
     mean_over_processes,
     restore_rng,
+    without_autocast,
 )
-from flowalign.errors import CheckpointError
+from flowalign.errors import CheckpointError, ConfigError
 from flowalign.evaluation import EvalResult, evaluate
 from flowalign.geometry import geometry, step_selection
 from flowalign.objectives.credit.group import group_statistics
 from flowalign.preflight import check_in_sync, check_ratio, replayed_log_ratio
 from flowalign.rollout import PromptEncoder, RolloutPlan, collect
 from flowalign.run import RunFolder, open_run, write_atomic
-from flowalign.tracking import Metrics, append_metrics, truncate_metrics
+from flowalign.tracking import Metrics, append_metrics, check_trackers, truncate_metrics
 from flowalign.types import Rollout
 from flowalign.update import Updater
 
@@ -78,6 +80,7 @@ class Trainer:
         self.on_iteration, self.say = on_iteration, say
         if config.training.threads:
             torch.set_num_threads(config.training.threads)
+        check_trackers(config.tracking.trackers)
         # accelerate refuses a second run of this process that has another precision
         if (
             AcceleratorState._shared_state.get("_mixed_precision")
@@ -92,11 +95,17 @@ class Trainer:
             # buffers never change; broadcasting them would make every forward a collective, also
             # those that the main process does alone
             kwargs_handlers=[
-                DistributedDataParallelKwargs(find_unused_parameters=False, broadcast_buffers=False)
+                DistributedDataParallelKwargs(
+                    find_unused_parameters=False, broadcast_buffers=False
+                ),
+                # the others wait while the main process evaluates
+                InitProcessGroupKwargs(timeout=timedelta(hours=6)),
             ],
         )
         self.geometry = geometry(config, self.accelerator.num_processes)
         self.parts = build_parts(config)
+        if config.evaluation.benchmark:
+            get_benchmark(config.evaluation.benchmark, detector_of(config))
         with self.accelerator.main_process_first():
             if self.accelerator.is_main_process:
                 self.run, checkpoint = open_run(out, config, resume, overwrite)
@@ -139,10 +148,13 @@ class Trainer:
         if config.model.free_text_encoders:
             self._encode_all()
         shape = policy.latent_shape(config.rollout.height, config.rollout.width)
+        times = policy.times(config.rollout.num_inference_steps, shape)
+        stochastic = step_selection(config).mask(config.rollout.num_inference_steps)
+        check_grid(self.parts.sampler, times, stochastic)
         self.plan = RolloutPlan(
             sampler=self.parts.sampler,
-            times=policy.times(config.rollout.num_inference_steps, shape),
-            stochastic=step_selection(config).mask(config.rollout.num_inference_steps),
+            times=times,
+            stochastic=stochastic,
             latent_shape=shape,
             group_size=config.rollout.group_size,
             guidance=config.rollout.guidance_scale,
@@ -160,12 +172,15 @@ class Trainer:
         try:
             self._write_status(status="running", message="")
             self.accelerator.init_trackers(self.config.tracking.project)
-            before = self._evaluate(0) if self.config.evaluation.benchmark else None
-            preflight = True
+            before, after, preflight = self._evaluate(0), None, True
+            if self._evaluation_due():  # a run may have been killed between checkpoint and this
+                self._evaluate(self.done)
             while self.done < self.geometry.iterations:
                 self._iteration(preflight)
                 preflight = False
-            after = self._evaluate(self.done) if self.config.evaluation.benchmark else None
+                if self._evaluation_due():
+                    self._evaluate(self.done)
+            after = self._evaluate(self.done)
             self._export()
             status, message = "finished", ""
         except Exception as error:
@@ -184,7 +199,7 @@ class Trainer:
         self.encoder(self.parts.prompts.prompts)
         options = self.config.evaluation
         if options.benchmark:
-            bench = get_benchmark(options.benchmark)
+            bench = get_benchmark(options.benchmark, detector_of(self.config))
             self.encoder(bench.prompts(options.prompts, options.seed).prompts)
         self.policy.free_text_encoders()
 
@@ -209,8 +224,10 @@ class Trainer:
         last = self.done == self.geometry.iterations
         if self.done % config.checkpoint.every == 0 or last:
             self._save()
-        if config.evaluation.every and self.done % config.evaluation.every == 0 and not last:
-            self._evaluate(self.done)
+
+    def _evaluation_due(self) -> bool:
+        every = self.config.evaluation.every
+        return bool(every) and 0 < self.done < self.geometry.iterations and self.done % every == 0
 
     def _rollout(self, metrics: Metrics) -> Rollout:
         rows = local_rows(self.accelerator, self.geometry.rollouts)
@@ -246,11 +263,13 @@ class Trainer:
         """Evaluate on the main process (EMA weights if asked); a result that exists is kept."""
         options, result = self.config.evaluation, None
         path = self.run.evaluation(step)
+        if options.benchmark is None:
+            return None
         if self.accelerator.is_main_process:
             if path.is_file():
                 result = EvalResult(**json.loads(path.read_text(encoding="utf-8")))
-            else:
-                with self._weights():
+            elif step == self.done:  # another step's weights are gone
+                with self._weights(), without_autocast(self.policy.module):
                     result = self._measure(step)
                 write_atomic(path, result.to_json())
             if result:
@@ -267,6 +286,7 @@ class Trainer:
         return evaluate(
             self.policy,
             str(options.benchmark),
+            detector=detector_of(self.config),
             prompts=options.prompts,
             images_per_prompt=options.images_per_prompt,
             num_inference_steps=options.num_inference_steps or rollout.num_inference_steps,
@@ -358,6 +378,21 @@ def reward_metrics(rollout: Rollout) -> dict[str, float]:
     metrics["group_std"] = float(std.mean())
     metrics["zero_variance_groups"] = 1 - float(signal.any(1).float().mean())
     return metrics
+
+
+def detector_of(config: Config) -> str:
+    """The eye that judges the evaluations.
+
+    Raises:
+        ConfigError: if none fits the model by itself.
+    """
+    if config.evaluation.detector is None and config.model.name != "embedded":
+        raise ConfigError(
+            f"no detector here fits the pictures of {config.model.name}: set "
+            "evaluation.benchmark=null, or evaluation.detector=embedded if it draws the embedded "
+            "world"
+        )
+    return config.evaluation.detector or "embedded"
 
 
 def preflight_bound(config: Config) -> float:

@@ -17,11 +17,9 @@ from flowalign.errors import FlowalignError
 from flowalign.models.base import PipelinePolicy
 from flowalign.preflight import check_moved, fingerprint
 from flowalign.replay import Minibatch, advantage_rows
-from flowalign.seeding import generator
+from flowalign.seeding import Purpose, generator
 from flowalign.tracking import Metrics
 from flowalign.types import Advantage, Rollout
-
-_SHUFFLE = 2  # purpose of the random stream that orders the rows
 
 
 @dataclass(kw_only=True)
@@ -45,9 +43,8 @@ class Updater:
             iteration: counted from 0.
             metrics: receives the scalars.
         """
-        order = torch.randperm(
-            len(rollout), generator=generator(self.config.seed, iteration, _SHUFFLE)
-        )
+        stream = generator(Purpose.SHUFFLE, self.config.seed, iteration)
+        order = torch.randperm(len(rollout), generator=stream)
         for rows in order.chunk(self.config.training.updates_per_iteration):
             self._update(rollout, advantage, rows, iteration, metrics)
 
@@ -57,9 +54,10 @@ class Updater:
         steps = torch.tensor(rollout.trajectory.replayable)
         pairs = torch.cartesian_prod(rows, steps)  # (rows x steps, 2)
         total = len(pairs)  # the same on every process, whatever is dropped below
+        signal = advantage_rows(advantage.cpu(), *pairs.unbind(1)).flatten(1).any(1)
+        moves = any_process(self.accelerator, bool(signal.any()))
         if not self.parts.penalties:  # without signal and penalty a transition has no gradient
-            signal = advantage_rows(advantage.cpu(), *pairs.unbind(1)).flatten(1).any(1)
-            if not any_process(self.accelerator, bool(signal.any())):
+            if not moves:
                 metrics.add({"skipped_updates": 0.0})
                 return
             pairs = pairs[signal] if bool(signal.any()) else pairs[:1]
@@ -73,7 +71,7 @@ class Updater:
             with wait:
                 loss = self._loss(rollout, advantage, batch, metrics) * (len(batch) / total)
                 self.accelerator.backward(loss)
-        self._step(iteration, metrics)
+        self._step(iteration, metrics, moves)
 
     def _loss(
         self, rollout: Rollout, advantage: Advantage, pairs: Tensor, metrics: Metrics
@@ -99,18 +97,18 @@ class Updater:
         metrics.add(scalars | {"penalty": penalty}, weight=len(pairs))
         return loss + penalty
 
-    def _step(self, iteration: int, metrics: Metrics) -> None:
-        options = self.config.optimizer
-        warm = min(1.0, (iteration + 1) / (options.warmup_iterations + 1))
+    def _step(self, iteration: int, metrics: Metrics, moves: bool) -> None:
+        """Clip and step; ``moves``: some advantage is not 0, so that a parameter must move."""
+        rate = learning_rate(self.config, iteration)
         for group in self.optimizer.param_groups:
-            group["lr"] = options.learning_rate * warm
+            group["lr"] = rate
         parameters = list(self.policy.named_trainable().values())
-        norm = self.accelerator.clip_grad_norm_(parameters, options.max_grad_norm)
+        norm = self.accelerator.clip_grad_norm_(parameters, self.config.optimizer.max_grad_norm)
         finite = math.isfinite(float(norm)) if norm is not None else True
-        metrics.add({"lr": options.learning_rate * warm, "skipped_updates": float(not finite)})
+        metrics.add({"lr": rate, "skipped_updates": float(not finite)})
         if finite:
             self.skipped = 0
-            before = None if self.moved else fingerprint(parameters)
+            before = fingerprint(parameters) if moves and not self.moved else None
             self.optimizer.step()
             self.optimizer.zero_grad()
             metrics.add({"grad_norm": float(norm) if norm is not None else 0.0})
@@ -126,3 +124,10 @@ class Updater:
                 f"{iteration + 1}): the last checkpoint is intact; lower optimizer.learning_rate "
                 "or use training.mixed_precision=no"
             )
+
+
+def learning_rate(config: Config, iteration: int) -> float:
+    """The rate of an iteration, counted from 0: linear warm-up, then constant or linear to 0."""
+    options, left = config.optimizer, config.training.iterations - iteration
+    rate = options.learning_rate * min(1.0, (iteration + 1) / (options.warmup_iterations + 1))
+    return rate * left / config.training.iterations if options.schedule == "linear" else rate

@@ -132,7 +132,8 @@ class Scorer:
             raise RewardError(
                 f"the reward {reward.name} failed on {invalid} or more of {total} samples, first "
                 f"for the prompt {cause.prompt!r} ({cause.message}); repair the reward or its "
-                f"service, or raise max_invalid_fraction (now {self.max_invalid_fraction:g})"
+                "service, or raise training.max_invalid_fraction (now "
+                f"{self.max_invalid_fraction:g})"
             )
 
 

@@ -108,6 +108,13 @@ def train(*overrides: str, out: str = "run") -> list[str]:
         ("model.lora.path=absent", ["absent holds no readable"]),
         ("rollout.height=17", ["17"]),
         ("evaluation.benchmark=genval", ["evaluation.benchmark", "'geneval'"]),
+        ("seed=-1", ["seed", "greater than or equal to 0"]),
+        ("rollout.sampler.options.noise=3", ["too coarse for noise=3", "use more steps"]),
+        ("balancer.options.weights=[1]", ["weights are rewards.N.weight"]),
+        ("tracking.trackers=[swanlab]", ["swanlab is not installed: pip install swanlab"]),
+        ("training.mixed_precision=fp16", ["training.mixed_precision", "'no' or 'bf16'"]),
+        ("rollout.steps={kind: all, length: 2}", ["length is for kind=window"]),
+        ("prompts.source=prompts.csv", ["must be embedded:geneval", ".jsonl"]),
     ],
 )
 def test_a_recipe_that_cannot_run_leaves_no_folder(
@@ -352,3 +359,20 @@ def test_the_same_in_a_process_of_its_own(command: list[str], tmp_path: Path) ->
     assert done.returncode == 1 and not done.stdout
     assert "did you mean 'group_size'?" in sentence(done.stderr)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["model/weights", "samples/holiday", "config.yaml"])
+def test_a_folder_with_names_of_a_run_is_not_taken_for_one(
+    name: str, refused: Refused, tmp_path: Path
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    told = refused(*train(out="."), "--overwrite")
+    assert name.split("/")[0] in told and "is no run folder" in told
+
+
+def test_another_models_pictures_are_not_judged_as_the_embedded_worlds(
+    refused: Refused, tmp_path: Path
+) -> None:
+    told = refused(*train("evaluation.benchmark=geneval", f"model.name={tmp_path}"))
+    assert "no detector here fits" in told and "evaluation.benchmark=null" in told

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from flowalign.benchmarks import Benchmark, get_benchmark
 from flowalign.errors import ConfigError, RewardError
-from flowalign.evaluation import EvalResult, evaluate, save_png
+from flowalign.evaluation import EvalResult, evaluate, save_png, standard_error
 from flowalign.models.load import load_policy
 from flowalign.models.sd3 import SD3Policy
 from flowalign.prompts import embedded_prompts
 from flowalign.rewards import build
 from flowalign.samplers import ODE, simulate
-from flowalign.seeding import generator
+from flowalign.seeding import Purpose, generator
 
 OPTIONS: dict[str, Any] = {"prompts": 8, "images_per_prompt": 2, "num_inference_steps": 2}
 
@@ -64,7 +64,7 @@ def test_score_and_error_are_those_of_the_hand(
         per_prompt = [values[2 * i : 2 * i + 2].mean() for i in rows]
         means.append(np.mean(per_prompt))
         other_means.append(np.mean([others[2 * i : 2 * i + 2].mean() for i in rows]))
-        error = np.std(per_prompt, ddof=1) / len(rows) ** 0.5 if len(rows) > 1 else 0.0
+        error = np.std(per_prompt, ddof=1) / len(rows) ** 0.5 if len(rows) > 1 else 0.5
         errors.append(error)
         assert result.tasks[tag]["score"] == pytest.approx(means[-1], abs=1e-6)
         assert result.tasks[tag]["stderr"] == pytest.approx(error, abs=1e-6)
@@ -112,7 +112,10 @@ def test_a_result_holds_all_that_is_needed_to_repeat_it(policy: SD3Policy) -> No
     prompts = embedded_prompts("embedded:geneval", protocol["prompts"], "heldout", protocol["seed"])
     assert prompts.sha256 == protocol["prompts_sha256"]
     assert protocol["distinct_prompts"] == len(set(prompts.prompts))
-    noise = [torch.randn(policy.latent_shape(), generator=generator(5, i, 1)) for i in range(8)]
+    noise = [
+        torch.randn(policy.latent_shape(), generator=generator(Purpose.EVALUATION, 5, i, 1))
+        for i in range(8)
+    ]
     grid = policy.times(protocol["num_inference_steps"], policy.latent_shape())
     with torch.no_grad():
         condition = policy.encode(prompts.prompts)
@@ -165,3 +168,21 @@ def test_an_unknown_judge_is_refused_before_any_picture(
     with pytest.raises(ConfigError) as caught:
         evaluate(nothing, benchmark, detector=detector)
     assert told in str(caught.value)
+
+
+def test_pictures_of_one_prompt_are_one_observation_however_often_it_was_drawn() -> None:
+    scores = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+    prompts = ["a", "a", "b", "a", "c", "c"]  # residual sums 0.5, 0.5 and -1
+    expected = (3 / 2 * (0.25 + 0.25 + 1)) ** 0.5 / 6
+    assert standard_error(scores, prompts) == pytest.approx(expected)
+    assert standard_error([1.0, 0.0], ["a", "a"]) == 0.5
+
+
+def test_no_two_purposes_share_a_stream() -> None:
+    keys = [(0,), (0, 0), (0, 0, 0), (1,), (0, 1), (1, 0), (1, 0, 0)]
+    drawn = {
+        float(torch.rand((), generator=generator(purpose, *key), dtype=torch.float64))
+        for purpose in Purpose
+        for key in keys
+    }
+    assert len(drawn) == len(keys) * len(Purpose)

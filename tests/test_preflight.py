@@ -123,8 +123,8 @@ def test_the_largest_difference_may_equal_the_bound() -> None:
         (["training.mixed_precision=bf16"], 2e-3),
         (["model.dtype=bf16"], 2e-3),
         (["rollout.storage_dtype=bf16"], 2e-3),
-        (["training.mixed_precision=fp16"], 1e-3),
-        (["training.mixed_precision=fp16", "model.dtype=bf16"], 2e-3),
+        (["rollout.storage_dtype=fp16"], 1e-3),
+        (["rollout.storage_dtype=fp16", "model.dtype=bf16"], 2e-3),
         (["training.mixed_precision=bf16", "training.preflight_bound=0.01"], 0.01),
     ],
 )

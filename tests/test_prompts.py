@@ -108,7 +108,7 @@ def test_a_file_without_prompts_is_refused(write, name, content):
 
 
 def test_a_missing_file_is_named(folder):
-    for path in (folder / "missing.txt", folder):
+    for path in (folder / "missing.txt", folder / "missing.jsonl"):
         with pytest.raises(ConfigError, match="does not exist") as caught:
             read_prompts(path)
         assert str(path) in str(caught.value)

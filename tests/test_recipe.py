@@ -170,3 +170,18 @@ def test_any_path_is_applied_or_refused(start: str, more: list[str], value: str)
         assert isinstance(load_config(SHORT, [f"{'.'.join([start, *more])}={value}"]), Config)
     except ConfigError as error:
         assert str(error)
+
+
+@pytest.mark.parametrize("text", ["1e-5", "1E-5", "1.e-5", "+1e-05", "0.00001"])
+def test_numbers_in_options_are_numbers_however_they_are_written(text):
+    config = load_config("embedded/demo", [f"objective.options.clip_range={text}"])
+    assert config.objective.options["clip_range"] == 1e-5
+
+
+def test_options_alone_belong_to_the_default():
+    config = load_config(
+        "embedded/flow_grpo_short",
+        ["objective.options.clip_range=0.1", "credit.options.std=none"],
+    )
+    assert (config.objective.name, config.credit.name) == ("flow_grpo", "group")
+    assert config.credit.options == {"std": "none"}

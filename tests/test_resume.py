@@ -261,12 +261,12 @@ class Recorder(PromptEncoder):
         return super().__call__(prompts)
 
 
-def config(stop: int = ITERATIONS) -> Config:
-    return load_config(RECIPE, [*OVERRIDES, f"training.iterations={stop}"])
+def config(*more: str, stop: int = ITERATIONS) -> Config:
+    return load_config(RECIPE, [*OVERRIDES, f"training.iterations={stop}", *more])
 
 
 def trainer(out: Path, *, stop: int = ITERATIONS, resume: bool = False) -> Trainer:
-    return Trainer(config(stop), out, recipe=RECIPE, resume=resume, cpu=True)
+    return Trainer(config(stop=stop), out, recipe=RECIPE, resume=resume, cpu=True)
 
 
 def run_until(out: Path, step: int) -> None:
@@ -281,3 +281,18 @@ def run_until(out: Path, step: int) -> None:
 
     with pytest.raises(Stop):
         Trainer(config(), out, recipe=RECIPE, cpu=True, on_iteration=stop).train()
+
+
+def test_what_decides_the_scores_may_not_change_in_a_run(
+    uninterrupted: Path, tmp_path: Path
+) -> None:
+    for override in ("evaluation.benchmark=geneval", "evaluation.seed=3"):
+        with pytest.raises(CheckpointError, match=r"was trained with evaluation\."):
+            Trainer(config(override), uninterrupted, resume=True, cpu=True)
+
+
+def test_a_falling_rate_fixes_the_number_of_iterations(tmp_path: Path) -> None:
+    linear = "optimizer.schedule=linear"
+    Trainer(config(linear, "training.iterations=1"), tmp_path / "run", cpu=True).train()
+    with pytest.raises(CheckpointError, match=r"training\.iterations=1, not 2"):
+        Trainer(config(linear, "training.iterations=2"), tmp_path / "run", resume=True, cpu=True)

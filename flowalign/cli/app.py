@@ -39,6 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    sys.path.insert(0, os.getcwd())  # for plug-ins named module:attr beside the recipe
     try:
         start_missing_processes()
         app(args=arguments, prog_name="flowalign")  # leaves by SystemExit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,20 +44,20 @@ def train_recipe(
     cpu: bool = False,
 ) -> dict[str, Any]:
     """Train, write the report, and say where things are; also behind ``scripts/train.py``."""
-    from flowalign.recipe import load_config
+    from flowalign.recipe import load_config, recipe_names
     from flowalign.report import write_report
     from flowalign.trainer import Trainer
 
     config = load_config(recipe, overrides)
-    out = out or Path("runs") / Path(recipe).with_suffix("")
+    out = out or Path("runs") / (Path(recipe).stem if recipe not in recipe_names() else recipe)
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other; give one")
     with bar() as progress:
         task = progress.add_task("align", total=config.training.iterations, start=True)
 
         def show(done: int, total: int, values: dict[str, float]) -> None:
-            rewards = [f"{values[f'reward/{r.name}/mean']:.3f}" for r in config.rewards]
-            text = f"align · reward {' '.join(rewards)}"
+            means = (key for key in values if re.fullmatch("reward/.+/mean", key))
+            text = f"align · reward {' '.join(f'{values[key]:.3f}' for key in means)}"
             progress.update(task, completed=done, total=total, description=text)
 
         trainer = Trainer(
@@ -113,8 +114,9 @@ def export(
         bool, typer.Option("--full", help="Write the whole pipeline, not only the LoRA.")
     ] = False,
     ema: Annotated[
-        bool, typer.Option("--ema/--no-ema", help="Export the averaged weights.")
-    ] = True,
+        bool | None,
+        typer.Option("--ema/--no-ema", help="Averaged weights (default: as the run measured)."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Export a run's last checkpoint for stock diffusers.

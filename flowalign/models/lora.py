@@ -201,7 +201,7 @@ def _check_options(saved: SavedAdapter, options: LoraOptions) -> None:
         if have != want:
             raise CheckpointError(
                 f"the adapter {saved.folder} has {name} {have:g}, the options say {want:g}: set "
-                f"lora.{name}={have:g}"
+                f"model.lora.{name}={have:g}"
             )
 
 

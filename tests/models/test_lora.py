@@ -117,8 +117,8 @@ def test_the_merged_pipeline_is_a_plain_one(
 def test_an_adapter_of_other_options_is_not_silently_rescaled(make: Make, tmp_path: Path) -> None:
     train(make("tiny")).export_lora(tmp_path)
     for options, text in (
-        ({"rank": 8, "alpha": 12.0}, "set lora.rank=4"),
-        ({"rank": 4, "alpha": 4.0}, "set lora.alpha=12"),
+        ({"rank": 8, "alpha": 12.0}, "set model.lora.rank=4"),
+        ({"rank": 4, "alpha": 4.0}, "set model.lora.alpha=12"),
         ({"rank": 4, "alpha": 12.0, "targets": ("attn.to_q",)}, "does not fit this model"),
     ):
         with pytest.raises(CheckpointError, match=text):
