@@ -91,6 +91,21 @@ def build_parts(config: Config) -> Parts:
     return parts
 
 
+def detector_of(config: Config) -> str:
+    """The eye that judges the evaluations.
+
+    Raises:
+        ConfigError: if none fits the model by itself.
+    """
+    if config.evaluation.detector is None and config.model.name != "embedded":
+        raise ConfigError(
+            f"no detector here fits the pictures of {config.model.name}: set "
+            "evaluation.benchmark=null, or evaluation.detector=embedded if it draws the embedded "
+            "world"
+        )
+    return config.evaluation.detector or "embedded"
+
+
 def check_grid(sampler: Sampler, times: Tensor, stochastic: Tensor) -> None:
     """Try the sampler's stochastic steps on one number, before any picture is made.
 

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from flowalign.config import Config
 from flowalign.distributed import gather_rows
 from flowalign.errors import PreflightError
 from flowalign.replay import Minibatch
 from flowalign.types import Rollout, Sampler, Trainable
+
+# Largest |log ratio| (mean over the latent) that rounding explains, by precision.
+BOUNDS = {"no": 1e-5, "fp32": 1e-5, "bf16": 2e-3, "fp16": 1e-3}
+
+
+def preflight_bound(config: Config, shape: Sequence[int]) -> float:
+    """The recipe's bound on ``|log ratio|``, or the one that fits its precision.
+
+    Args:
+        config: the recipe.
+        shape: of one latent; log-probs that are summed over it may differ by as much more.
+    """
+    training, rollout = config.training, config.rollout
+    if training.preflight_bound is not None:
+        return training.preflight_bound
+    names = {training.mixed_precision, config.model.dtype, rollout.storage_dtype}
+    bound = max(BOUNDS[name] for name in names)
+    return bound * math.prod(shape) if rollout.log_prob_reduction == "sum" else bound
 
 
 def replayed_log_ratio(

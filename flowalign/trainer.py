@@ -17,7 +17,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
 from flowalign.benchmarks import get_benchmark
-from flowalign.build import DTYPES, build_parts, build_policy, check_grid
+from flowalign.build import DTYPES, build_parts, build_policy, check_grid, detector_of
 from flowalign.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
@@ -33,11 +33,16 @@ from flowalign.distributed import (
     restore_rng,
     without_autocast,
 )
-from flowalign.errors import CheckpointError, ConfigError
+from flowalign.errors import CheckpointError
 from flowalign.evaluation import EvalResult, evaluate
 from flowalign.geometry import geometry, step_selection
 from flowalign.objectives.credit.group import group_statistics
-from flowalign.preflight import check_in_sync, check_ratio, replayed_log_ratio
+from flowalign.preflight import (
+    check_in_sync,
+    check_ratio,
+    preflight_bound,
+    replayed_log_ratio,
+)
 from flowalign.rollout import PromptEncoder, RolloutPlan, collect
 from flowalign.run import RunFolder, open_run, write_atomic
 from flowalign.tracking import Metrics, append_metrics, check_trackers, truncate_metrics
@@ -45,8 +50,6 @@ from flowalign.types import Rollout
 from flowalign.update import Updater
 
 Log = Callable[[int, int, dict[str, float]], None]
-# Largest |log ratio| (mean over the latent) that rounding explains, by precision.
-PREFLIGHT_BOUND = {"no": 1e-5, "fp32": 1e-5, "bf16": 2e-3, "fp16": 1e-3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +251,7 @@ class Trainer:
             size = self.config.training.batch_size
             reduction = self.config.rollout.log_prob_reduction
             ratio = replayed_log_ratio(self.policy, self.parts.sampler, rollout, size, reduction)
-            bound = preflight_bound(self.config)
+            bound = preflight_bound(self.config, self.plan.latent_shape)
             largest = check_ratio(ratio, rollout.trajectory.replayable, bound)
         self.say(f"preflight: replay equals rollout within {largest:.1e} (allowed {bound:.0e})")
 
@@ -378,30 +381,6 @@ def reward_metrics(rollout: Rollout) -> dict[str, float]:
     metrics["group_std"] = float(std.mean())
     metrics["zero_variance_groups"] = 1 - float(signal.any(1).float().mean())
     return metrics
-
-
-def detector_of(config: Config) -> str:
-    """The eye that judges the evaluations.
-
-    Raises:
-        ConfigError: if none fits the model by itself.
-    """
-    if config.evaluation.detector is None and config.model.name != "embedded":
-        raise ConfigError(
-            f"no detector here fits the pictures of {config.model.name}: set "
-            "evaluation.benchmark=null, or evaluation.detector=embedded if it draws the embedded "
-            "world"
-        )
-    return config.evaluation.detector or "embedded"
-
-
-def preflight_bound(config: Config) -> float:
-    """The recipe's bound on ``|log ratio|``, or the one that fits its precision."""
-    training = config.training
-    if training.preflight_bound is not None:
-        return training.preflight_bound
-    low = {training.mixed_precision, config.model.dtype, config.rollout.storage_dtype}
-    return max(PREFLIGHT_BOUND[name] for name in low)
 
 
 def train(config: Config, out: str | Path = "runs/run", **options: Any) -> RunResult:

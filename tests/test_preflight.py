@@ -21,11 +21,12 @@ from flowalign.preflight import (
     check_moved,
     check_ratio,
     fingerprint,
+    preflight_bound,
     replayed_log_ratio,
 )
 from flowalign.recipe import load_config
 from flowalign.samplers import FlowSDE
-from flowalign.trainer import Trainer, preflight_bound
+from flowalign.trainer import Trainer
 
 RECIPE = "embedded/flow_grpo_short"
 SMALL = [
@@ -126,10 +127,11 @@ def test_the_largest_difference_may_equal_the_bound() -> None:
         (["rollout.storage_dtype=fp16"], 1e-3),
         (["rollout.storage_dtype=fp16", "model.dtype=bf16"], 2e-3),
         (["training.mixed_precision=bf16", "training.preflight_bound=0.01"], 0.01),
+        (["rollout.log_prob_reduction=sum"], 3 * 32 * 32 * 1e-5),
     ],
 )
 def test_the_bound_is_that_of_the_lowest_precision(overrides: list[str], bound: float) -> None:
-    assert preflight_bound(load_config(RECIPE, overrides)) == bound
+    assert preflight_bound(load_config(RECIPE, overrides), (3, 32, 32)) == bound
 
 
 @pytest.mark.parametrize(
