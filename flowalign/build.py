@@ -28,7 +28,7 @@ from flowalign.registry import (
     Registry,
 )
 from flowalign.rewards.base import Scorer, check_metadata
-from flowalign.types import Sampler
+from flowalign.types import Reward, Sampler
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _PROVIDED = frozenset({"trajectory", "reference"})  # what the loop can give an objective
@@ -61,7 +61,7 @@ def build_parts(config: Config) -> Parts:
             the loop does not provide.
     """
     prompts = load_prompts(config.prompts)
-    rewards = [REWARDS.build(reward.name, **reward.options) for reward in config.rewards]
+    rewards = [_reward(reward) for reward in config.rewards]
     names = [reward.name for reward in rewards]
     if len(set(names)) < len(names):
         raise ConfigError(
@@ -104,6 +104,18 @@ def detector_of(config: Config) -> str:
             "world"
         )
     return config.evaluation.detector or "embedded"
+
+
+def _reward(plugin: Plugin) -> Reward:
+    reward = REWARDS.build(plugin.name, **plugin.options)
+    for attribute in ("name", "needs", "differentiable", "groupwise"):
+        if not hasattr(reward, attribute):
+            raise ConfigError(
+                f"the reward {plugin.name} has no `{attribute}`: subclass "
+                "flowalign.rewards.RewardBase, which has defaults for all but the name"
+            )
+    checked: Reward = reward
+    return checked
 
 
 def check_grid(sampler: Sampler, times: Tensor, stochastic: Tensor) -> None:

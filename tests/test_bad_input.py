@@ -35,6 +35,10 @@ class Reward:
         values = torch.full((len(media),), float("nan"))
         return values, torch.isfinite(values)
 
+class Nameless:
+    def __call__(self, media, prompts, metadata):
+        return media.flatten(1).mean(1), torch.ones(len(media)).bool()
+
 class Crash(Reward):
     def __call__(self, media, prompts, metadata):
         raise RuntimeError("the service\\nis down")
@@ -376,3 +380,13 @@ def test_another_models_pictures_are_not_judged_as_the_embedded_worlds(
 ) -> None:
     told = refused(*train("evaluation.benchmark=geneval", f"model.name={tmp_path}"))
     assert "no detector here fits" in told and "evaluation.benchmark=null" in told
+
+
+def test_a_reward_without_a_name_is_refused_before_any_picture(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nameless_reward.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    told = refused(*train("rewards=[{name: 'nameless_reward:Nameless'}]"))
+    assert "has no `name`" in told and "RewardBase" in told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -68,5 +68,10 @@ def bench(
     if out:
         write_atomic(out / f"{benchmark.value}.json", result.to_json())
         say(f"result: {out / f'{benchmark.value}.json'}")
-    summary = {"benchmark": result.benchmark, "judge": result.judge, "score": result.score}
-    emit(summary | {"stderr": result.stderr, "protocol": dict(result.protocol)}, json)
+    summary: dict[str, Any] = {
+        "benchmark": result.benchmark,
+        "judge": result.judge,
+        "score": result.score,
+    }
+    summary |= {"stderr": result.stderr, "metrics": dict(result.metrics)}
+    emit(summary | {"tasks": dict(result.tasks), "protocol": dict(result.protocol)}, json)
