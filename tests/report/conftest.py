@@ -131,7 +131,7 @@ def build_run(tmp_path: Path) -> BuildRun:
         settings: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> Path:
         folder, rng = RunFolder(root=tmp_path / name), np.random.default_rng(0)
-        write_atomic(folder.config, dump_config(load_config(RECIPE)))
+        write_atomic(folder.config, dump_config(load_config(RECIPE, ["training.iterations=150"])))
         for step in range(1, done + 1):
             append_metrics(folder.metrics, step, iteration(step, rng))
         facts = {} if status == "running" else {"seconds": 512.3}
