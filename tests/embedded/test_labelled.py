@@ -2,8 +2,9 @@
 
 ``labelled/`` holds 240 pictures that the shipped model made (120 shapes, 120 signs; a third with
 guidance 2), on one sheet of 12 rows, and what one viewer, the AI model that wrote the judges, saw
-on enlarged sheets of them before any answer of the judges was looked at: ``right`` = does the picture show its prompt (null: undecided), ``reads`` =
-the text on the sign, ``?`` for an unclear letter, several where a letter can be read in two ways.
+on enlarged sheets of them before any answer of the judges was looked at: ``right`` = does the
+picture show its prompt (null: undecided), ``reads`` = the text on the sign, ``?`` for an unclear
+letter, several where a letter can be read in two ways.
 The thresholds were set on other pictures, but for the detector's ``STRETCH``, which came later and
 changes no verdict here.
 """
